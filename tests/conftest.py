@@ -1,0 +1,9 @@
+"""Shared test set-up: one thread per process, so that results and times do not depend on the machine's load."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
