@@ -127,27 +127,32 @@ def unpack(wire: Wire) -> DataProto:
 
 def widen(parts: Sequence[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
     """Pad the token columns of several batches to the widest prompt and response among them."""
-    keys = [key for key in parts[0] if len({part[key].shape[1:] for part in parts}) > 1]
-    if not keys:
+    layouts = [layout for part in parts if (layout := _layout(part)) is not None]
+    if len(layouts) < len(parts):
+        uneven = [key for key in parts[0] if len({part[key].shape[1:] for part in parts}) > 1]
+        if uneven:
+            raise ValueError(
+                f"columns {uneven} differ in width and there is no prompts/responses/attention_mask to align by"
+            )
         return list(parts)
-    layouts = [_layout(part) for part in parts]
-    if any(layout is None for layout in layouts):
-        raise ValueError(f"columns {keys} differ in width and there is no prompts/responses/attention_mask to align by")
-    widths = [(layout.prompt_width, layout.response_width) for layout in layouts if layout is not None]
+    widths = [(layout.prompt_width, layout.response_width) for layout in layouts]
+    if len(set(widths)) == 1:
+        return list(parts)
     prompt_width, response_width = max(p for p, _ in widths), max(r for _, r in widths)
     pad_token = _pad_token(parts)
-    wide = []
-    for part, (p, r) in zip(parts, widths, strict=True):
-        columns = dict(part)
-        for key in keys:
-            value = part[key]
-            left = prompt_width - p if key == "prompts" or value.shape[1] == p + r else 0
-            right = response_width - r if key != "prompts" else 0
-            pad = pad_token if key in ("prompts", "responses", "input_ids") else 0
-            columns[key] = torch.nn.functional.pad(value, (left, right), value=pad)
-        if "position_ids" in keys:
-            columns["position_ids"] = _positions(columns["attention_mask"]).to(part["position_ids"].dtype)
-        wide.append(columns)
+    wide: list[dict[str, Tensor]] = [{} for _ in parts]
+    for key in parts[0]:
+        columns = [part[key] for part in parts]
+        is_full = all(c.ndim == 2 and c.shape[1] == p + r for c, (p, r) in zip(columns, widths, strict=True))
+        is_response = all(c.ndim == 2 and c.shape[1] == r for c, (_, r) in zip(columns, widths, strict=True))
+        pad = pad_token if key in ("prompts", "responses", "input_ids") else 0
+        for target, column, (p, r) in zip(wide, columns, widths, strict=True):
+            left = prompt_width - p if key == "prompts" or is_full else 0
+            right = response_width - r if (is_response or is_full) and key != "prompts" else 0
+            target[key] = torch.nn.functional.pad(column, (left, right), value=pad) if left or right else column
+    for target in wide:
+        if "position_ids" in target:
+            target["position_ids"] = _positions(target["attention_mask"]).to(target["position_ids"].dtype)
     return wide
 
 
