@@ -1,0 +1,181 @@
+"""From a recipe and `a.b=c` words to a `Config`, and back to a file.
+
+The schema's defaults, then the recipe, then the words, then `resolve`. All mistakes are reported together, each with
+its place and the nearest name or the allowed values. Whether settings fit together is for checks.py.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from podium.config.names import ALIASES, describe, free_keys, leaves, optional, sections, unknown_key, wants_text
+from podium.config.resolve import derived_folders, resolve
+from podium.config.schema import Config
+from podium.config.sources import ConfigDumper, Setting, read_recipe, read_words
+from podium.errors import ConfigError
+
+RECIPES = Path("recipes")
+
+
+def load_config(recipe: str | Path | None = None, overrides: Sequence[str] = ()) -> Config:
+    """The resolved config of a recipe (a path, or a name in `recipes/`) with `a.b=c` words on top."""
+    settings = [] if recipe is None else read_recipe(find_recipe(recipe), free_keys())
+    settings += read_words(overrides, free_keys())
+    tree = OmegaConf.structured(Config)
+    problems: list[str] = []
+    placed: dict[str, Setting] = {}
+    for setting in settings:
+        key = ALIASES.get(setting.key, setting.key)
+        before = placed.get(key)
+        if before and before.source == setting.source and before.source != "the command line":
+            problems.append(f"{setting.where}: {setting.key} is set twice, before at {before.where}; keep one")
+        placed[key] = setting
+        problem = _apply(tree, tuple(key.split(".")), setting)
+        if problem:
+            problems.append(f"{setting.where}: {problem}")
+    if problems:
+        raise ConfigError(_listing(problems))
+    return resolve(_as_object(tree))
+
+
+def save_config(config: Config, path: str | Path) -> None:
+    """Write a YAML file that `load_config` reads back to an equal config; whole or not at all."""
+    config = copy.deepcopy(config)
+    # Folders that follow from the names stay empty in the file: a copy under another name gets folders of its own.
+    for name, folder in derived_folders(config).items():
+        if getattr(config.trainer, name) == folder:
+            setattr(config.trainer, name, "")
+    text = yaml.dump(_escape(asdict(config)), Dumper=ConfigDumper, sort_keys=False, allow_unicode=True, width=120)
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+def find_recipe(recipe: str | Path) -> Path:
+    """The recipe's file: the path as given, or a bare name in `recipes/`."""
+    given = Path(recipe).expanduser()
+    bare = RECIPES / given.name if given.parent == Path() else None
+    candidates = [given, *([bare, bare.with_name(f"{given.name}.yaml")] if bare else [])]
+    for path in candidates:
+        if path.is_file():
+            return path
+    known = sorted(path.stem for path in RECIPES.glob("*.yaml"))
+    near = difflib.get_close_matches(given.stem, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"recipes here: {', '.join(known) or 'none'}"
+    raise ConfigError(f"no recipe {str(recipe)!r}: neither that file nor one of that name in recipes/; {hint}")
+
+
+def _apply(tree: DictConfig, path: tuple[str, ...], setting: Setting) -> str | None:
+    """Put one setting into the tree; what is wrong with it, or None."""
+    key = ".".join(path)
+    holder = next((free for free in free_keys() if key.startswith(f"{free}.")), None)
+    if holder is not None:
+        depth = holder.count(".") + 1
+        inner: Any = setting.value
+        for part in reversed(path[depth:]):
+            inner = {part: inner}
+        return _merge_free(tree, path[:depth], inner, setting)
+    if key in free_keys():
+        return _merge_free(tree, path, setting.value, setting)
+    if key in sections():
+        if setting.value in (None, {}):
+            return None
+        names = sorted({name.removeprefix(f"{key}.").split(".")[0] for name in leaves() if name.startswith(f"{key}.")})
+        return f"{key} is a section and cannot be {_shown(setting.text)}; set {key}.<one of {', '.join(names)}>"
+    if key not in leaves():
+        return unknown_key(setting.key)
+    annotation = leaves()[key]
+    value, fits = _fit(setting, annotation)
+    try:
+        if fits:
+            _parent(tree, path)[path[-1]] = value
+            return None
+    except OmegaConfBaseException:
+        pass
+    return f"{key} cannot be {_shown(setting.text)}; it must be {describe(annotation)}"
+
+
+def _merge_free(tree: DictConfig, path: tuple[str, ...], value: Any, setting: Setting) -> str | None:
+    """Merge a mapping into a key that holds names of the user's own."""
+    parent = _parent(tree, path)
+    try:
+        if not isinstance(value, dict):
+            raise OmegaConfBaseException
+        parent[path[-1]] = OmegaConf.merge(parent[path[-1]], value)
+    except OmegaConfBaseException:
+        return f"{setting.key} cannot be {_shown(setting.text)}; {'.'.join(path)} is {describe(leaves()['.'.join(path)])}"
+    return None
+
+
+def _parent(tree: DictConfig, path: tuple[str, ...]) -> DictConfig:
+    for part in path[:-1]:
+        tree = tree[part]
+    return tree
+
+
+def _fit(setting: Setting, annotation: Any) -> tuple[Any, bool]:
+    """The value in the form its field wants, and whether its kind is right at all (OmegaConf checks the rest)."""
+    value = setting.text if wants_text(annotation) else setting.value
+    base, null = optional(annotation)
+    if value is None:
+        return None, null
+    if get_origin(base) is list:
+        items = value if isinstance(value, list) else [value]
+        base, value = get_args(base)[0], items
+        if any(item is None for item in items):
+            return value, False
+    else:
+        items = [value]
+    if any(isinstance(item, str) and "${" in item for item in items):
+        return value, True
+    if base is bool:
+        return value, all(isinstance(item, bool) for item in items)
+    if base is int and isinstance(value, float) and value.is_integer():
+        return int(value), True  # total_training_steps=1e3
+    if base in (int, float):
+        return value, all(isinstance(item, int | float) and not isinstance(item, bool) for item in items)
+    return value, True
+
+
+def _as_object(tree: DictConfig) -> Config:
+    try:
+        config = OmegaConf.to_object(tree)
+    except OmegaConfBaseException as error:
+        key = getattr(error, "full_key", None) or "a setting"
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"{key} cannot be resolved: {reason}; write \\${{...}} for a literal ${{...}}") from error
+    assert isinstance(config, Config)
+    return config
+
+
+def _listing(problems: list[str]) -> str:
+    return problems[0] if len(problems) == 1 else "\n".join(f"- {problem}" for problem in problems)
+
+
+def _shown(value: Any) -> str:
+    text = "null" if value is None else repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _escape(value: Any) -> Any:
+    """Text that holds `${` is meant literally by now; the next load must not resolve it."""
+    if isinstance(value, str):
+        return re.sub(r"(\\*)\$\{", lambda match: f"{match[1] * 2}\\${{", value)
+    if isinstance(value, list | tuple):
+        return [_escape(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _escape(item) for key, item in value.items()}
+    return value

@@ -1,0 +1,114 @@
+"""Nulls become values, once: whatever is derived from another setting is derived here and nowhere else.
+
+`resolve` changes no file and asks no library. What it cannot settle (a micro-batch given twice, say) it leaves in place
+for checks.py to report. The device stays `auto` until torch can be asked.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+
+from podium.config.schema import Config, CriticConfig
+
+TASK_PREFIX = "task:"
+
+
+def resolve(config: Config) -> Config:
+    """A copy of the config in which every derived setting has its value. Resolving twice changes nothing more."""
+    config = copy.deepcopy(config)
+    _expand_home(config)
+    _resolve_accumulation(config)
+    _resolve_actor(config)
+    _resolve_critic(config.critic, config)
+    _resolve_trainer(config)
+    data = config.data
+    if not data.val_files:
+        data.val_files = [word for word in data.train_files if word.startswith(TASK_PREFIX)]
+    return config
+
+
+def _expand_home(config: Config) -> None:
+    """A shell leaves `a.b=~/file` alone, so the tilde arrives here."""
+    data, trainer, reward = config.data, config.trainer, config.reward
+    data.train_files = [os.path.expanduser(path) for path in data.train_files]
+    data.val_files = [os.path.expanduser(path) for path in data.val_files]
+    for model in (config.actor_rollout_ref.model, config.critic.model):
+        model.path = os.path.expanduser(model.path)
+    trainer.default_local_dir = os.path.expanduser(trainer.default_local_dir)
+    trainer.rollout_data_dir = os.path.expanduser(trainer.rollout_data_dir)
+    trainer.validation_data_dir = os.path.expanduser(trainer.validation_data_dir)
+    trainer.resume_mode = os.path.expanduser(trainer.resume_mode)
+    if reward.custom_reward_function is not None:
+        reward.custom_reward_function = os.path.expanduser(reward.custom_reward_function)
+
+
+def _resolve_accumulation(config: Config) -> None:
+    """`trainer.micro_batch_size` and `trainer.gradient_accumulation_steps` move onto the actor's and critic's keys."""
+    trainer, actor, critic = config.trainer, config.actor_rollout_ref.actor, config.critic
+    micro, steps = trainer.micro_batch_size, trainer.gradient_accumulation_steps
+    if micro is None:
+        return
+    if any(given not in (None, micro) for given in (actor.micro_batch_size_per_gpu, critic.micro_batch_size_per_gpu)):
+        return
+    if steps is not None:
+        samples = steps * micro * num_workers(config)
+        prompts, rest = divmod(samples, max(1, config.actor_rollout_ref.rollout.n))
+        if rest or prompts < 1 or actor.ppo_mini_batch_size not in (None, prompts):
+            return
+        actor.ppo_mini_batch_size = prompts
+    actor.micro_batch_size_per_gpu = critic.micro_batch_size_per_gpu = micro
+    trainer.micro_batch_size = trainer.gradient_accumulation_steps = None
+
+
+def _resolve_actor(config: Config) -> None:
+    actor, ref = config.actor_rollout_ref.actor, config.actor_rollout_ref.ref
+    if actor.ppo_mini_batch_size is None:
+        actor.ppo_mini_batch_size = config.data.train_batch_size
+    if actor.clip_ratio_low is None:
+        actor.clip_ratio_low = actor.clip_ratio
+    if actor.clip_ratio_high is None:
+        actor.clip_ratio_high = actor.clip_ratio
+    if ref.max_tokens_per_micro_batch is None:
+        ref.max_tokens_per_micro_batch = actor.max_tokens_per_micro_batch
+
+
+def _resolve_critic(critic: CriticConfig, config: Config) -> None:
+    model, actor = config.actor_rollout_ref.model, config.actor_rollout_ref.actor
+    if critic.enable is None:
+        critic.enable = config.algorithm.adv_estimator == "gae"
+    if not critic.model.path:
+        critic.model.path = model.path
+        critic.model.trust_remote_code |= model.trust_remote_code
+    if critic.ppo_epochs is None:
+        critic.ppo_epochs = actor.ppo_epochs
+    if critic.ppo_mini_batch_size is None:
+        critic.ppo_mini_batch_size = actor.ppo_mini_batch_size
+    if critic.max_tokens_per_micro_batch is None:
+        critic.max_tokens_per_micro_batch = actor.max_tokens_per_micro_batch
+        if critic.micro_batch_size_per_gpu is None:  # a budget of the critic's own is not overridden by the actor's rows
+            critic.micro_batch_size_per_gpu = actor.micro_batch_size_per_gpu
+
+
+def _resolve_trainer(config: Config) -> None:
+    trainer = config.trainer
+    if trainer.runtime == "auto":
+        trainer.runtime = "local" if num_workers(config) == 1 else "ray"
+    for name, folder in derived_folders(config).items():
+        if not getattr(trainer, name):
+            setattr(trainer, name, folder)
+
+
+def derived_folders(config: Config) -> dict[str, str]:
+    """What `trainer`'s folder settings are when left empty."""
+    trainer = config.trainer
+    run = trainer.default_local_dir or f"runs/{trainer.project_name}/{trainer.experiment_name}"
+    return {
+        "default_local_dir": f"runs/{trainer.project_name}/{trainer.experiment_name}",
+        "rollout_data_dir": f"{run}/rollouts",
+        "validation_data_dir": f"{run}/validation",
+    }
+
+
+def num_workers(config: Config) -> int:
+    return config.trainer.nnodes * config.trainer.n_gpus_per_node

@@ -1,0 +1,1 @@
+"""Engines: what computes with a model. `train` updates weights, `rollout` samples tokens."""

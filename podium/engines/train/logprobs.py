@@ -1,0 +1,173 @@
+"""Log-probs, entropy and Σπ² of chosen tokens straight from hidden states, a chunk of tokens at a time.
+
+The logits of one chunk exist at a time, in the forward pass and again in the backward pass, which recomputes them: peak
+memory is chunk × vocabulary, whatever the number of tokens. Sums run in float32 (or wider) when the model runs in
+bfloat16. With z = transform(h·Wᵀ + b) / temperature and p = softmax(z):
+
+    log-prob   ℓ = z_y − lse(z)        ∂ℓ/∂z_j = 1[j = y] − p_j
+    entropy    H = −Σ p log p          ∂H/∂z_j = −p_j (log p_j + H)
+    Σπ²        S = Σ p²                ∂S/∂z_j = 2 p_j (p_j − S)
+
+The sampler's filters (top-p, top-k, min-p) are not applied here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from podium.models.load import LogitTransform
+
+CHUNK_TOKENS = 1024
+
+
+@dataclass(frozen=True)
+class HeadOutputs:
+    """Per token, float32 (or wider); None where not asked for."""
+
+    log_probs: Tensor  # [T]
+    entropy: Tensor | None  # [T]
+    sum_pi_squared: Tensor | None  # [T]
+
+
+def chunked_log_probs(
+    hidden: Tensor,  # [T, H]
+    weight: Tensor,  # [V, H]
+    bias: Tensor | None,  # [V]
+    labels: Tensor,  # [T]
+    temperature: float,
+    *,
+    chunk: int = CHUNK_TOKENS,
+    with_entropy: bool = False,
+    with_sum_pi_squared: bool = False,
+    transform: LogitTransform | None = None,
+) -> HeadOutputs:
+    """What the head says about `labels`, with gradients to hidden, weight and bias."""
+    head = _Head(weight, bias, temperature, transform or LogitTransform(), chunk, with_entropy, with_sum_pi_squared)
+    log_probs, entropy, squares = _ChunkedHead.apply(hidden, weight, bias, labels, head)
+    return HeadOutputs(log_probs, entropy if with_entropy else None, squares if with_sum_pi_squared else None)
+
+
+@dataclass
+class _Head:
+    """The head's settings, and the two things done to a chunk: logits, and the way back through them."""
+
+    weight: Tensor
+    bias: Tensor | None
+    temperature: float
+    transform: LogitTransform
+    chunk: int
+    with_entropy: bool
+    with_sum_pi_squared: bool
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[chunk, H] -> [chunk, V], divided by the temperature, in float32 or wider."""
+        z = torch.nn.functional.linear(hidden, self.weight, self.bias)
+        z = z.to(torch.promote_types(z.dtype, torch.float32))
+        z = self.transform(z)
+        return z if self.temperature == 1.0 else z.div_(self.temperature)
+
+    def into_raw_(self, grad: Tensor, z: Tensor) -> Tensor:
+        """Turn ∂/∂z into ∂/∂(h·Wᵀ + b), in place; `z` is what `logits` gave."""
+        cap = self.transform.softcap
+        if cap is not None:  # z·temperature = cap·tanh(x/cap), whose slope is 1 − tanh²
+            grad.mul_(1.0 - (z * (self.temperature / cap)).square_())
+        factor = self.transform.scale / self.temperature
+        return grad if factor == 1.0 else grad.mul_(factor)
+
+
+class _ChunkedHead(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, head: _Head
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        dtype = torch.promote_types(hidden.dtype, torch.float32)
+        empty = [torch.empty(hidden.shape[0], dtype=dtype, device=hidden.device) for _ in range(4)]
+        lse, log_probs, entropy, squares = empty
+        start = 0
+        for h, y in zip(hidden.split(head.chunk), labels.split(head.chunk), strict=True):
+            at = slice(start, start := start + len(y))
+            z = head.logits(h)
+            lse[at] = torch.logsumexp(z, -1)
+            log_probs[at] = z.gather(-1, y[:, None]).squeeze(-1) - lse[at]
+            if head.with_entropy or head.with_sum_pi_squared:
+                log_p = z.sub_(lse[at, None])
+                p = log_p.exp()
+                if head.with_sum_pi_squared:
+                    squares[at] = p.square().sum(-1)
+                if head.with_entropy:
+                    entropy[at] = -p.mul_(log_p).sum(-1)
+        ctx.set_materialize_grads(False)
+        ctx.head, ctx.has_bias = head, bias is not None
+        ctx.save_for_backward(hidden, weight, labels, lse, entropy, squares)
+        return log_probs, entropy if head.with_entropy else None, squares if head.with_sum_pi_squared else None
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad_log_probs: Tensor | None, grad_entropy: Tensor | None, grad_squares: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
+        hidden, weight, labels, lse, entropy, squares = ctx.saved_tensors
+        need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
+        head: _Head = ctx.head
+        wide = lse.dtype
+        grad_hidden = torch.empty_like(hidden) if need_hidden else None
+        grad_weight = torch.zeros(weight.shape, dtype=wide, device=weight.device) if need_weight else None
+        grad_bias = torch.zeros(weight.shape[0], dtype=wide, device=weight.device) if need_bias else None
+        for start in range(0, hidden.shape[0], head.chunk):
+            at = slice(start, start + head.chunk)
+            h = hidden[at]
+            z = head.logits(h)
+            grad = _grad_logits(
+                z, labels[at], lse[at], entropy[at], squares[at],
+                *(g if g is None else g[at] for g in (grad_log_probs, grad_entropy, grad_squares)),
+            )  # fmt: skip
+            raw = head.into_raw_(grad, z).to(hidden.dtype)
+            if grad_hidden is not None:
+                torch.mm(raw, weight, out=grad_hidden[at])
+            if grad_weight is not None:
+                _add_outer_(grad_weight, raw, h)
+            if grad_bias is not None:
+                grad_bias += raw.sum(0, dtype=wide)
+        if grad_weight is not None:
+            grad_weight = grad_weight.to(weight.dtype)
+        return grad_hidden, grad_weight, grad_bias if grad_bias is None else grad_bias.to(weight.dtype), None, None
+
+
+def _add_outer_(total: Tensor, rows: Tensor, columns: Tensor) -> None:
+    """total += rowsᵀ · columns; the sum over chunks stays in total's type."""
+    if rows.dtype == total.dtype:
+        total.addmm_(rows.t(), columns)
+    else:
+        total.add_(rows.t() @ columns)
+
+
+def _grad_logits(
+    z: Tensor,
+    labels: Tensor,
+    lse: Tensor,
+    entropy: Tensor,
+    squares: Tensor,
+    grad_log_probs: Tensor | None,
+    grad_entropy: Tensor | None,
+    grad_squares: Tensor | None,
+) -> Tensor:
+    """∂/∂z of one chunk, [chunk, V]; `z` is left as it is."""
+    log_p = z - lse[:, None]
+    p = log_p.exp()
+    # every term is p_j times something, except the label's own +1
+    factor: Tensor | None = None
+    if grad_entropy is not None:
+        factor = log_p.add_(entropy[:, None]).mul_(-grad_entropy[:, None])
+    if grad_squares is not None:
+        term = (p - squares[:, None]).mul_(2.0 * grad_squares[:, None])
+        factor = term if factor is None else factor.add_(term)
+    if grad_log_probs is not None:
+        negative = -grad_log_probs[:, None]
+        factor = negative if factor is None else factor.sub_(grad_log_probs[:, None])
+    grad = p.mul_(factor) if factor is not None else p.zero_()
+    if grad_log_probs is not None:
+        grad.scatter_add_(1, labels[:, None], grad_log_probs[:, None])
+    return grad

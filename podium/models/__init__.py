@@ -1,0 +1,1 @@
+"""Models: Hugging Face folders as modules whose attention takes packed tokens, and value heads."""

@@ -1,0 +1,85 @@
+"""A value model: a causal LM's backbone with one number per token in place of the vocabulary.
+
+The head starts at zero, so that an untrained critic predicts zero everywhere and adds no noise to the advantages. The
+model is kept as a Hugging Face-like folder: config.json and safetensors, with the backbone's usual tensor names and
+`value_head.*` beside them. Training it is the train engine's work.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
+
+from podium.config.schema import ModelConfig
+from podium.models.attention import AttentionPlan
+from podium.models.load import load_module, resolve_path
+
+HEAD_NAME = "value_head"
+WEIGHTS_FILE = "model.safetensors"
+
+
+class ValueModel(nn.Module):
+    """Backbone and scalar head. The backbone sits under its family's usual name (`model.`), so tensor names match."""
+
+    def __init__(self, body: PreTrainedModel) -> None:
+        super().__init__()
+        self.body_name = body.base_model_prefix
+        self.add_module(self.body_name, body)
+        like = next(body.parameters())
+        size = body.config.get_text_config().hidden_size
+        self.value_head = nn.Linear(size, 1, device=like.device, dtype=like.dtype)
+        nn.init.zeros_(self.value_head.weight)
+        nn.init.zeros_(self.value_head.bias)
+
+    @property
+    def base_model(self) -> PreTrainedModel:
+        body = self.get_submodule(self.body_name)
+        assert isinstance(body, PreTrainedModel)
+        return body
+
+    @property
+    def config(self) -> PreTrainedConfig:
+        return self.base_model.config
+
+    def forward(self, input_ids: Tensor, position_ids: Tensor, attention_plan: AttentionPlan) -> Tensor:
+        """The value at each of T packed tokens; ids and positions [1, T] -> [1, T] float32."""
+        hidden = self.base_model(
+            input_ids=input_ids, position_ids=position_ids, attention_plan=attention_plan, use_cache=False
+        ).last_hidden_state
+        values: Tensor = self.value_head(hidden).squeeze(-1).float()
+        return values
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.config.save_pretrained(folder)
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
+        save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+
+
+def load_value_model(
+    model: ModelConfig, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+) -> ValueModel:
+    """From a causal LM's folder (the head starts at zero) or from one that `ValueModel.save` wrote."""
+    value_model = ValueModel(load_module(AutoModel, model, dtype, device)).eval()
+    head = _read_head(Path(resolve_path(model.path)))
+    if head:
+        value_model.value_head.load_state_dict(head)
+    return value_model
+
+
+def _read_head(folder: Path) -> dict[str, Tensor]:
+    prefix = f"{HEAD_NAME}."
+    found: dict[str, Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as tensors:
+            found |= {
+                name.removeprefix(prefix): tensors.get_tensor(name)
+                for name in tensors.keys()  # noqa: SIM118  (safe_open is no mapping)
+                if name.startswith(prefix)
+            }
+    return found

@@ -1,0 +1,1 @@
+"""Rewards: from a response's text to a score."""

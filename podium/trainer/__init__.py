@@ -1,0 +1,1 @@
+"""The controller: RayPPOTrainer and the pure functions its loop is made of."""

@@ -1,0 +1,99 @@
+"""From a generated batch to a scored one: which rows stay, and where a score lands.
+
+Rows without a score, and rows in which the model wrote nothing, leave the batch here, counted; a group that loses a
+member is simply smaller. With dynamic sampling the groups of several generation rounds are gathered here too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from podium.algorithms import degenerate_groups
+from podium.config.schema import Config
+from podium.errors import PublishError, TrainingError
+from podium.metric import Metric
+from podium.protocol import DataProto
+from podium.rewards.manager import RewardManager, RewardResult
+
+
+def check_versions(batch: DataProto, oldest: int, newest: int) -> None:
+    """Every sample was written by weights that were really published for it."""
+    versions = batch.tensors()["policy_version"]
+    if len(versions) and (int(versions.min()) < oldest or int(versions.max()) > newest):
+        raise PublishError(
+            f"samples were written by policy versions {int(versions.min())} to {int(versions.max())}, but versions "
+            f"{oldest} to {newest} were published for them; the rollout engine does not hold the trained weights"
+        )
+
+
+def last_token_index(response_mask: Tensor) -> Tensor:
+    """[B] the last position the model wrote in each row."""
+    positions = torch.arange(response_mask.shape[1], device=response_mask.device)
+    return (response_mask.bool() * positions).argmax(-1)
+
+
+def to_token_level(scores: Tensor, response_mask: Tensor) -> Tensor:
+    """[B] scores on the last token the model wrote, [B, R]."""
+    token_level = torch.zeros(response_mask.shape, dtype=torch.float32)
+    return token_level.scatter_(1, last_token_index(response_mask)[:, None], scores[:, None].float())
+
+
+def score_batch(batch: DataProto, reward_fn: RewardManager) -> tuple[DataProto, RewardResult]:
+    """The scored rows with their `token_level_scores`, and the outcome for all rows."""
+    outcome = reward_fn(batch)
+    written = batch.tensors()["response_mask"].sum(-1) > 0
+    keep = written & ~outcome.scores.isnan()
+    if not bool(keep.any()):
+        raise TrainingError(f"none of the {len(batch)} responses of this step has a score; see the warnings above")
+    outcome.metrics["response/aborted_ratio"] = float((~written).float().mean())
+    scored = batch.select_idxs(keep)
+    assert scored.batch is not None
+    scored.batch["token_level_scores"] = to_token_level(outcome.scores[keep], scored.batch["response_mask"])
+    rows = keep.numpy()
+    scored.non_tensor_batch |= {f"reward/{name}": values[rows] for name, values in outcome.extra.items()}
+    return scored, outcome
+
+
+def add_greedy_baseline(batch: DataProto, greedy: DataProto, scores: Tensor) -> DataProto:
+    """Give each row its prompt's greedy score as `reward_baselines`; rows whose baseline has no score leave."""
+    baseline = dict(zip(greedy.non_tensor_batch["uid"], scores.tolist(), strict=True))
+    column = torch.tensor([baseline[uid] for uid in batch.non_tensor_batch["uid"]])
+    kept = batch.select_idxs(~column.isnan())
+    assert kept.batch is not None
+    kept.batch["reward_baselines"] = column[~column.isnan()]
+    return kept
+
+
+def num_groups(parts: Sequence[DataProto]) -> int:
+    return len({uid for part in parts for uid in part.non_tensor_batch["uid"]})
+
+
+def drop_flat_groups(batch: DataProto) -> DataProto:
+    """Only the groups whose rewards differ: the others carry no signal."""
+    returns = batch.tensors()["token_level_scores"].sum(-1)
+    return batch.select_idxs(~degenerate_groups(returns, batch.non_tensor_batch["uid"]))
+
+
+def gather_groups(parts: Sequence[DataProto], config: Config, metrics: dict[str, float | Metric]) -> DataProto:
+    """The groups of all rounds, at most one step's worth; a prompt drawn in two rounds counts once."""
+    if not config.algorithm.filter_groups.enable:
+        return parts[0]
+    metrics["training/num_gen_batches"] = float(len(parts))
+    seen: set[object] = set()
+    fresh = []
+    for part in parts:
+        new = np.array([uid not in seen for uid in part.non_tensor_batch["uid"]], dtype=bool)
+        seen |= set(part.non_tensor_batch["uid"])
+        fresh.append(part.select_idxs(new))
+    whole = DataProto.concat(fresh)
+    if len(whole) == 0:
+        raise TrainingError(
+            f"after {len(parts)} generation rounds (algorithm.filter_groups.max_num_gen_batches) every group's rewards "
+            "are still equal; the task is too hard or too easy for this model, or the reward is constant"
+        )
+    wanted = set(list(dict.fromkeys(whole.non_tensor_batch["uid"]))[: config.data.train_batch_size])
+    return whole.select_idxs(np.array([uid in wanted for uid in whole.non_tensor_batch["uid"]], dtype=bool))

@@ -1,0 +1,79 @@
+"""Rollout: a rollout engine behind DataProto.
+
+Takes left-padded prompts, samples n responses for each, and returns them as columns of the batch's own width. A sample
+depends on (seed, epoch, uid, k) alone, never on the batch or the worker it was drawn in. It does not score and does not
+know how the weights got into the engine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from podium.config.schema import DataConfig, RolloutConfig
+from podium.engines.rollout.base import Completion, RolloutEngine, SamplingParams
+from podium.protocol import DataProto, compute_position_ids
+
+
+def request_seed(seed: int, epoch: int, uid: Any) -> int:
+    """A 64-bit seed of one prompt's samples."""
+    digest = hashlib.blake2b(f"{seed}/{epoch}/{uid}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+class Rollout:
+    def __init__(self, engine: RolloutEngine, rollout: RolloutConfig, data: DataConfig, pad_token_id: int) -> None:
+        self.engine, self.config, self.data, self.pad_token_id = engine, rollout, data, pad_token_id
+
+    def sampling(self, meta_info: dict[str, Any]) -> tuple[SamplingParams, int]:
+        """The sampling of a training, validation or greedy-baseline batch, and the samples per prompt."""
+        config, val = self.config, self.config.val_kwargs
+        common = {"max_tokens": self.data.max_response_length, "stop": tuple(config.stop)}
+        if meta_info.get("validate"):
+            temperature = val.temperature if val.do_sample else 0.0
+            return SamplingParams(temperature=temperature, top_p=val.top_p, top_k=val.top_k, **common), val.n
+        if meta_info.get("greedy"):
+            return SamplingParams(temperature=0.0, **common), 1
+        params = SamplingParams(
+            temperature=config.temperature, top_p=config.top_p, top_k=config.top_k, min_p=config.min_p, **common
+        )
+        return params, config.n
+
+    def generate_sequences(self, data: DataProto) -> DataProto:
+        """Rows come back in the order of the prompts, the samples of a prompt side by side."""
+        params, n = self.sampling(data.meta_info)
+        prompts, mask = data.tensors()["prompts"], data.tensors()["attention_mask"].bool()
+        token_ids = [row[real].tolist() for row, real in zip(prompts, mask, strict=True)]
+        seed, epoch = int(data.meta_info["seed"]), int(data.meta_info["epoch"])
+        seeds = [request_seed(seed, epoch, uid) for uid in data.non_tensor_batch["uid"]]
+        groups = self.engine.generate(token_ids, params, n=n, seeds=seeds)
+        completions = [completion for group in groups for completion in group]
+        rows = torch.arange(len(data)).repeat_interleave(n)
+        return self._to_columns(prompts[rows], mask[rows], completions)
+
+    def _to_columns(self, prompts: Tensor, prompt_mask: Tensor, completions: Sequence[Completion]) -> DataProto:
+        responses = _right_pad([c.token_ids for c in completions], self.pad_token_id, torch.long)
+        response_mask = _right_pad([[1] * len(c.token_ids) for c in completions], 0, torch.long)
+        attention_mask = torch.cat([prompt_mask.long(), response_mask], dim=1)
+        return DataProto.from_dict(
+            {
+                "prompts": prompts,
+                "responses": responses,
+                "input_ids": torch.cat([prompts, responses], dim=1),
+                "attention_mask": attention_mask,
+                "position_ids": compute_position_ids(attention_mask),
+                "response_mask": response_mask,
+                "rollout_log_probs": _right_pad([c.log_probs for c in completions], 0.0, torch.float32),
+                "policy_version": torch.tensor([c.version for c in completions], dtype=torch.long),
+            },
+            {"stop_reason": [str(c.stop_reason) for c in completions]},
+        )
+
+
+def _right_pad(rows: Sequence[Sequence[Any]], value: Any, dtype: torch.dtype) -> Tensor:
+    width = max((len(row) for row in rows), default=0)
+    return torch.tensor([[*row, *[value] * (width - len(row))] for row in rows], dtype=dtype).view(len(rows), width)
