@@ -117,6 +117,12 @@ class DataProto:
             return {}
         return {key: value for key, value in self.batch.items() if isinstance(value, Tensor)}
 
+    def put(self, **tensors: Tensor) -> DataProto:
+        """Add or replace tensor columns."""
+        self.batch = _tensordict(self.tensors() | tensors, len(next(iter(tensors.values()))))
+        self.check_consistency()
+        return self
+
     # ---- rows
 
     def select_idxs(self, idxs: Rows) -> DataProto:

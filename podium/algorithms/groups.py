@@ -31,8 +31,8 @@ class Groups:
     @staticmethod
     def of(index: Index, device: torch.device) -> Groups:
         if isinstance(index, Tensor):
-            keys, ids = torch.unique(index, return_inverse=True)
-            return Groups(ids.to(device), len(keys))
+            distinct, ids = torch.unique(index, return_inverse=True)
+            return Groups(ids.to(device), len(distinct))
         keys = np.asarray(index)
         if keys.dtype == object:
             keys = keys.astype(str)

@@ -112,7 +112,8 @@ class AdaptiveKLController:
     """β ← β·(1 + clip(kl/target − 1, ±0.2)·n_steps/horizon), n_steps = trajectories seen.
 
     One update never shrinks β below a tenth, so that a horizon far below the batch cannot turn it to 0 or negative; a
-    non-finite KL leaves it as it is. Ziegler et al., "Fine-Tuning Language Models from Human Preferences", 2019, arXiv:1909.08593.
+    non-finite KL leaves it as it is.
+    Ziegler et al., "Fine-Tuning Language Models from Human Preferences", 2019, arXiv:1909.08593.
     """
 
     def __init__(self, init_kl_coef: float, target_kl: float, horizon: float) -> None:

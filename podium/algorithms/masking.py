@@ -68,8 +68,10 @@ def at_last_token(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def model_token_index(mask: Tensor) -> Tensor:
-    """[B, R] int64: which model token of its row a position is, or belongs to. An observation belongs to the model token
-    before it; what comes before the first model token belongs to the first."""
+    """[B, R] int64: which model token of its row a position is, or belongs to.
+
+    An observation belongs to the model token before it; what comes before the first model token belongs to the first.
+    """
     return (mask.long().cumsum(-1) - 1).clamp(min=0)
 
 
@@ -85,7 +87,7 @@ def fold_rewards(token_level_rewards: Tensor, mask: Tensor) -> Tensor:
 
 
 class _SelectiveLogSoftmax(torch.autograd.Function):
-    """log softmax at one id per row, forward and backward chunk by chunk; saves the logits as they came and [T] numbers."""
+    """log softmax at one id per row, chunk by chunk in both directions; saves the logits as given and [T] numbers."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, ids: Tensor, rows: int) -> Tensor:

@@ -30,7 +30,9 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
 def load_function(reference: str, what: str) -> Callable[..., Any]:
     """The function that `module:function` or `path/file.py:function` names."""
     source, _, attribute = reference.rpartition(":")
-    module = _load_file(Path(source), what, reference) if source.endswith(".py") else _load_module(source, what, reference)
+    module = (
+        _load_file(Path(source), what, reference) if source.endswith(".py") else _load_module(source, what, reference)
+    )
     function = getattr(module, attribute, None)
     if not callable(function):
         public = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]

@@ -10,7 +10,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 
-def export_hf(weights: Iterable[tuple[str, Tensor]], config: Any, tokenizer: Any, folder: Path, dtype: Any = None) -> None:
+def export_hf(
+    weights: Iterable[tuple[str, Tensor]], config: Any, tokenizer: Any, folder: Path, dtype: Any = None
+) -> None:
     """Write what `from_pretrained` reads. Tied tensors are stored once."""
     folder.mkdir(parents=True, exist_ok=True)
     tied = getattr(config, "tie_word_embeddings", False)

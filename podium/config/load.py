@@ -116,7 +116,9 @@ def _merge_free(tree: DictConfig, path: tuple[str, ...], value: Any, setting: Se
             raise OmegaConfBaseException
         parent[path[-1]] = OmegaConf.merge(parent[path[-1]], value)
     except OmegaConfBaseException:
-        return f"{setting.key} cannot be {_shown(setting.text)}; {'.'.join(path)} is {describe(leaves()['.'.join(path)])}"
+        return (
+            f"{setting.key} cannot be {_shown(setting.text)}; {'.'.join(path)} is {describe(leaves()['.'.join(path)])}"
+        )
     return None
 
 
@@ -162,7 +164,9 @@ def _as_object(tree: DictConfig) -> Config:
 
 
 def _listing(problems: list[str]) -> str:
-    return problems[0] if len(problems) == 1 else "\n".join(f"- {problem}" for problem in problems)
+    if len(problems) == 1:
+        return problems[0]
+    return f"{len(problems)} settings cannot be used:\n" + "\n".join(f"- {problem}" for problem in problems)
 
 
 def _shown(value: Any) -> str:

@@ -86,7 +86,9 @@ def _resolve_critic(critic: CriticConfig, config: Config) -> None:
         critic.ppo_mini_batch_size = actor.ppo_mini_batch_size
     if critic.max_tokens_per_micro_batch is None:
         critic.max_tokens_per_micro_batch = actor.max_tokens_per_micro_batch
-        if critic.micro_batch_size_per_gpu is None:  # a budget of the critic's own is not overridden by the actor's rows
+        if (
+            critic.micro_batch_size_per_gpu is None
+        ):  # a budget of the critic's own is not overridden by the actor's rows
             critic.micro_batch_size_per_gpu = actor.micro_batch_size_per_gpu
 
 

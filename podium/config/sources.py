@@ -73,7 +73,7 @@ def read_recipe(path: Path, free: Collection[str] = ()) -> list[Setting]:
     if root is None:
         return []
     if not isinstance(root, yaml.MappingNode):
-        raise ConfigError(f"recipe {path} must hold sections such as `trainer:`, not a {root.id}")
+        raise ConfigError(f"recipe {path} must hold sections such as `trainer:`, not a list or a single word")
     return list(_flatten(root, (), str(path), free))
 
 

@@ -11,7 +11,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,10 +26,6 @@ ScoreFn = Callable[[str, str, Any, Any], float | dict[str, Any]]
 """`compute_score(data_source, solution_str, ground_truth, extra_info)`: a score, or a dict with a `score` in it."""
 
 
-class Decoder(Protocol):
-    def decode(self, token_ids: list[int], skip_special_tokens: bool = ...) -> str: ...
-
-
 @dataclass(frozen=True)
 class RewardResult:
     scores: Tensor  # [B], NaN = unscored
@@ -39,7 +35,7 @@ class RewardResult:
 
 
 class RewardManager:
-    def __init__(self, tokenizer: Decoder, score_fn: ScoreFn, max_failure_rate: float = 0.5) -> None:
+    def __init__(self, tokenizer: Any, score_fn: ScoreFn, max_failure_rate: float = 0.5) -> None:
         self.tokenizer, self.score_fn, self.max_failure_rate = tokenizer, score_fn, max_failure_rate
 
     def __call__(self, batch: DataProto) -> RewardResult:
@@ -66,7 +62,7 @@ class RewardManager:
         responses = tensors["responses"]
         lengths = tensors["attention_mask"][:, -responses.shape[1] :].sum(-1).tolist() if responses.shape[1] else []
         rows = zip(responses.tolist(), lengths or [0] * len(batch), strict=True)
-        return [self.tokenizer.decode(ids[: int(n)], skip_special_tokens=True) for ids, n in rows]
+        return [str(self.tokenizer.decode(ids[: int(n)], skip_special_tokens=True)) for ids, n in rows]
 
     def _score(self, batch: DataProto, row: int, text: str) -> dict[str, Any] | None:
         """The outcome with a finite `score`, or None for unscored."""

@@ -60,7 +60,7 @@ def join_process_group(info: WorkerInfo, device: torch.device, timeout_s: float)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     limit = timedelta(seconds=timeout_s)
     listener = _held.pop() if info.rank == 0 and _held else None
-    store = dist.TCPStore(
+    store = dist.TCPStore(  # type: ignore[attr-defined]
         info.master_addr,
         info.master_port,
         info.world_size,

@@ -1,21 +1,61 @@
-"""From scores to advantages: the glue between a DataProto and the pure functions of podium.algorithms."""
+"""From scores to advantages: the glue between a DataProto and the pure functions of podium.algorithms.
+
+Each function reads and writes columns of the batch and returns metrics; none of them knows a worker.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from podium.algorithms import (
     KLController,
+    _blend_ref_quality_score,
+    _compute_ref_quality_score,
+    at_last_token,
     get_adv_estimator_fn,
-    masked_whiten,
+    missing_eos_penalty,
+    overlong_penalty,
+    ref_quality_metrics,
+    rollout_correction,
     schedule_weight,
+    subtract_kl,
+    whiten_rewards,
+    zero_std_groups,
 )
-from podium.algorithms.kl import subtract_kl
-from podium.config.schema import AlgorithmConfig, Config
+from podium.config.schema import AlgorithmConfig
+from podium.metric import Metric
 from podium.protocol import DataProto
+
+StepMetrics = dict[str, float | Metric]
+
+
+def apply_score_penalties(
+    data: DataProto, algorithm: AlgorithmConfig, eos_token_id: int, max_response_length: int
+) -> DataProto:
+    """Penalties that are part of the score: no end of sequence, and DAPO's soft one on overlong responses."""
+    tensors = data.tensors()
+    scores, mask = tensors["token_level_scores"], tensors["response_mask"]
+    if algorithm.missing_eos_penalty is not None:
+        scores = missing_eos_penalty(scores, tensors["responses"], mask, eos_token_id, algorithm.missing_eos_penalty)
+    overlong = algorithm.overlong_buffer
+    if overlong.enable:
+        penalty = overlong_penalty(mask.sum(-1), max_response_length, overlong.len, overlong.penalty_factor)
+        scores = scores + at_last_token(penalty, mask)
+    return data.put(token_level_scores=scores)
+
+
+def apply_rollout_correction(data: DataProto, algorithm: AlgorithmConfig) -> StepMetrics:
+    """Measure the gap between sampler and trainer; correct for it where configured."""
+    tensors = data.tensors()
+    outcome = rollout_correction(
+        tensors["old_log_probs"], tensors["rollout_log_probs"], tensors["response_mask"], algorithm.rollout_correction
+    )
+    data.put(response_mask=outcome.response_mask)
+    if outcome.weights is not None:
+        data.put(rollout_is_weights=outcome.weights)
+    return dict(outcome.metrics)
 
 
 def apply_kl_penalty(
@@ -33,9 +73,33 @@ def apply_kl_penalty(
         kl_penalty,
     )
     kl_ctrl.update(current_kl=current_kl, n_steps=len(data))
-    assert data.batch is not None
-    data.batch["token_level_rewards"] = rewards
+    data.put(token_level_rewards=rewards)
     return data, {"actor/reward_kl_penalty": current_kl, "actor/reward_kl_penalty_coeff": beta}
+
+
+def shape_rewards(
+    data: DataProto, algorithm: AlgorithmConfig, kl_ctrl: KLController, step: int, total_steps: int
+) -> StepMetrics:
+    """From `token_level_scores` to `token_level_rewards`: KL penalty, reference quality, whitening, as configured."""
+    metrics: StepMetrics = {}
+    if algorithm.use_kl_in_reward:
+        data, kl_metrics = apply_kl_penalty(data, kl_ctrl, algorithm.kl_penalty, step, total_steps)
+        metrics |= kl_metrics
+    else:
+        data.put(token_level_rewards=data.tensors()["token_level_scores"])
+    tensors, quality = data.tensors(), algorithm.ref_quality_score
+    rewards, mask = tensors["token_level_rewards"], tensors["response_mask"]
+    if quality.enable:
+        weight = schedule_weight(
+            quality.schedule, step, total_steps, quality.max_weight, quality.warmup_ratio, quality.steps
+        )
+        scores = _compute_ref_quality_score(tensors["ref_log_prob"], mask, quality.granularity)
+        rewards = _blend_ref_quality_score(rewards, scores, mask, weight)
+        metrics |= ref_quality_metrics(tensors["ref_log_prob"], mask, weight)
+    if algorithm.whiten_rewards:
+        rewards = whiten_rewards(rewards, mask)
+    data.put(token_level_rewards=rewards)
+    return metrics
 
 
 def compute_advantage(
@@ -51,20 +115,25 @@ def compute_advantage(
 
     `num_repeat` is verl's; ours reads the groups from `uid`, so that groups may differ in size.
     """
-    tensors = data.tensors()
-    columns: dict[str, Any] = {k: v for k, v in tensors.items() if k not in ("token_level_rewards", "response_mask")}
+    columns: dict[str, Any] = data.tensors()
     parts = {k.removeprefix("reward/"): v for k, v in data.non_tensor_batch.items() if k.startswith("reward/")}
+    numbers = {k: v for k, v in parts.items() if all(isinstance(x, bool | int | float) for x in v)}
+    if numbers:
+        columns["reward_parts"] = {k: torch.tensor([float(x) for x in v]) for k, v in numbers.items()}
+    columns["norm_adv_by_std_in_grpo"] = norm_adv_by_std_in_grpo
     advantages, returns = get_adv_estimator_fn(adv_estimator)(
-        tensors["token_level_rewards"],
-        tensors["response_mask"],
+        columns.pop("token_level_rewards"),
+        columns.pop("response_mask"),
         index=data.non_tensor_batch.get("uid"),
         gamma=gamma,
         lam=lam,
-        norm_adv_by_std_in_grpo=norm_adv_by_std_in_grpo,
         config=config,
-        reward_parts={k: torch.tensor([float(x) for x in v]) for k, v in parts.items()} if parts else None,
         **columns,
     )
-    assert data.batch is not None
-    data.batch["advantages"], data.batch["returns"] = advantages, returns
-    return data
+    return data.put(advantages=advantages, returns=returns)
+
+
+def count_zero_std_groups(data: DataProto) -> dict[str, float]:
+    """Groups whose rewards are all equal, which teach nothing."""
+    returns = data.tensors()["token_level_rewards"].sum(-1)
+    return {"critic/zero_std_groups": float(zero_std_groups(returns, data.non_tensor_batch["uid"]))}

@@ -26,27 +26,28 @@ def group_index(uids: Sequence[Any] | np.ndarray[Any, Any]) -> np.ndarray[Any, A
 def assign_mini_batches(batch: DataProto, prompts_per_mini_batch: int) -> int:
     """Give each row its `mini_batch` number; returns how many there are."""
     numbers = group_index(batch.non_tensor_batch["uid"]) // prompts_per_mini_batch
-    assert batch.batch is not None
-    batch.batch["mini_batch"] = torch.from_numpy(numbers)
+    batch.put(mini_batch=torch.from_numpy(numbers))
     return int(numbers.max()) + 1 if len(numbers) else 0
 
 
-def partition_over_ranks(batch: DataProto, costs: Sequence[int], ranks: int, balance: bool) -> list[list[int]]:
+def partition_over_ranks(batch: DataProto, costs: Sequence[float], ranks: int, balance: bool) -> list[list[int]]:
     """The rows of each rank: every mini-batch is shared out over all ranks."""
     parts: list[list[int]] = [[] for _ in range(ranks)]
     mini_batch = batch.tensors()["mini_batch"].numpy()
     for number in np.unique(mini_batch):
-        rows = np.flatnonzero(mini_batch == number)
+        rows = np.flatnonzero(mini_batch == number).tolist()
         if balance and len(rows) >= ranks:
             shares = get_seqlen_balanced_partitions([costs[row] for row in rows], ranks, equal_size=False)
         else:
             shares = [share.tolist() for share in np.array_split(np.arange(len(rows)), ranks)]
         for part, share in zip(parts, shares, strict=True):
-            part.extend(int(rows[i]) for i in share)
+            part.extend(rows[i] for i in share)
     return parts
 
 
-def seqlen_metrics(lengths: Sequence[int], parts: Sequence[Sequence[int]], prefix: str = "global_seqlen") -> dict[str, float]:
+def seqlen_metrics(
+    lengths: Sequence[int], parts: Sequence[Sequence[int]], prefix: str = "global_seqlen"
+) -> dict[str, float]:
     """Tokens per rank: before balancing (rows in order) and after."""
     plain = [float(sum(lengths[i] for i in share)) for share in np.array_split(np.arange(len(lengths)), len(parts))]
     balanced = [float(sum(lengths[i] for i in part)) for part in parts]

@@ -8,26 +8,36 @@ worker group is an argument.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
-from podium.algorithms import get_adv_estimator_fn, get_kl_controller
+from podium.algorithms import get_adv_estimator_fn, get_kl_controller, sequence_cost
 from podium.checkpoint.store import CheckpointStore
 from podium.config.schema import Config
-from podium.data.dataset import RLHFDataset, collate_fn
+from podium.data.dataset import RLHFDataset
+from podium.data.dataset import collate_fn as default_collate_fn
 from podium.data.sampler import ResumableSampler
 from podium.errors import ConfigError, TrainingError
 from podium.metric import Metric, reduce_metrics
 from podium.protocol import DataProto
 from podium.rewards.manager import RewardManager
-from podium.single_controller import RayClassWithInitArgs, ResourcePoolManager, Role, create_colocated_worker_cls
-from podium.tracking import Recorder
-from podium.trainer.advantage import compute_advantage, drop_flat_groups, shape_rewards, to_token_level
+from podium.single_controller import (
+    LocalWorkerGroup,
+    RayClassWithInitArgs,
+    ResourcePoolManager,
+    Role,
+    WorkerGroup,
+    create_colocated_worker_cls,
+)
+from podium.trainer.advantage import (
+    apply_rollout_correction,
+    apply_score_penalties,
+    compute_advantage,
+    count_zero_std_groups,
+    shape_rewards,
+)
+from podium.trainer.alignment import align_representations
 from podium.trainer.metrics import (
     compute_data_metrics,
     compute_throughout_metrics,
@@ -35,11 +45,22 @@ from podium.trainer.metrics import (
     memory_metrics,
 )
 from podium.trainer.mini_batches import assign_mini_batches, partition_over_ranks, seqlen_metrics
+from podium.trainer.recorder import Recorder
+from podium.trainer.requirements import needs_old_log_probs
 from podium.trainer.rollout_queue import PendingRollout, RolloutQueue
+from podium.trainer.samples import make_samples
+from podium.trainer.scoring import (
+    add_greedy_baseline,
+    check_versions,
+    drop_flat_groups,
+    gather_groups,
+    num_groups,
+    score_batch,
+)
 from podium.trainer.timing import marked_timer
-from podium.trainer.validation import ValidationResult, dump_rows, validate
+from podium.trainer.validation import ValidationResult, validate
 
-logger = logging.getLogger(__name__)
+StepMetrics = dict[str, float | Metric]
 
 
 class RayPPOTrainer:
@@ -49,13 +70,13 @@ class RayPPOTrainer:
         tokenizer: Any,
         role_worker_mapping: Mapping[Role, type],
         resource_pool_manager: ResourcePoolManager,
-        ray_worker_group_cls: type,
+        ray_worker_group_cls: type[WorkerGroup],
         processor: Any = None,
         reward_fn: RewardManager | None = None,
         val_reward_fn: RewardManager | None = None,
         train_dataset: RLHFDataset | None = None,
         val_dataset: RLHFDataset | None = None,
-        collate_fn: Callable[[list[dict[str, Any]]], dict[str, Any]] = collate_fn,
+        collate_fn: Callable[[list[dict[str, Any]]], dict[str, Any]] = default_collate_fn,
         train_sampler: ResumableSampler | None = None,
         device_name: str = "cpu",
     ) -> None:
@@ -78,6 +99,7 @@ class RayPPOTrainer:
         self.run_folder = Path(config.trainer.default_local_dir)
         self.checkpoints = CheckpointStore(self.run_folder / "checkpoints")
         self.recorder = Recorder(config, self.total_training_steps)
+        self.needs_old_log_probs = needs_old_log_probs(config)
         self.rollouts = RolloutQueue(self._submit_rollout, config.trainer.max_staleness)
         self.global_steps = 0
         self.policy_version = 0
@@ -91,18 +113,29 @@ class RayPPOTrainer:
             name: RayClassWithInitArgs(self.role_worker_mapping[role], self.config, role, self.total_training_steps)
             for role, name in roles.items()
         }
+        self.workers = self._start_group(actor_role, create_colocated_worker_cls(classes))
+        groups: dict[str, Any] = dict(self.workers.spawn(list(classes)))
+        self.actor_rollout_wg, self.critic_wg = groups["actor_rollout"], groups.get("critic")
+        for group in groups.values():
+            group.init_model()
+        self.cost_factor = self.actor_rollout_wg.cost_factor()
+
+    def _start_group(self, role: Role, spec: RayClassWithInitArgs) -> WorkerGroup:
+        if issubclass(self.ray_worker_group_cls, LocalWorkerGroup):
+            return self.ray_worker_group_cls(spec, use_gpu=self.device_name == "cuda")
         self.resource_pool_manager.create_resource_pool()
-        group = self.ray_worker_group_cls(
-            resource_pool=self.resource_pool_manager.get_resource_pool(actor_role),
-            ray_cls_with_init=create_colocated_worker_cls(classes),
+        return self.ray_worker_group_cls(  # type: ignore[call-arg]
+            resource_pool=self.resource_pool_manager.get_resource_pool(role),
+            ray_cls_with_init=spec,
             start_timeout_s=self.config.trainer.worker_start_timeout_s,
             call_timeout_s=self.config.trainer.worker_timeout_s,
         )
-        groups = group.spawn(set(classes))
-        self.actor_rollout_wg = groups["actor_rollout"]
-        self.critic_wg = groups.get("critic")
-        for worker_group in groups.values():
-            worker_group.init_model()
+
+    def shutdown(self) -> None:
+        """End the workers and give the terminal back; safe at any time."""
+        if hasattr(self, "workers"):
+            self.workers.shutdown()
+        self.recorder.close()
 
     def fit(self) -> None:
         """Train from the newest checkpoint, or from the start, to the last step."""
@@ -112,14 +145,15 @@ class RayPPOTrainer:
             self._validate()
         while self.global_steps < self.total_training_steps:
             self.global_steps += 1
-            metrics: dict[str, float | Metric] = {}
+            metrics: StepMetrics = {}
             timing: dict[str, float] = {}
             with marked_timer("step", timing):
                 batch = self._collect_rollouts(metrics, timing)
                 self._balance_batch(batch, metrics)
-                if self._needs_old_log_probs():
+                if self.needs_old_log_probs:
                     with marked_timer("old_log_prob", timing):
                         batch.union(self.actor_rollout_wg.compute_log_prob(batch))
+                        metrics |= apply_rollout_correction(batch, algorithm)
                 if self.use_reference_policy:
                     with marked_timer("ref", timing):
                         batch.union(self.actor_rollout_wg.compute_ref_log_prob(batch))
@@ -130,6 +164,15 @@ class RayPPOTrainer:
                     metrics |= shape_rewards(
                         batch, algorithm, self.kl_ctrl, self.global_steps, self.total_training_steps
                     )
+                    if algorithm.repr_align.enable:
+                        metrics |= align_representations(
+                            batch,
+                            self.actor_rollout_wg,
+                            self.tokenizer,
+                            self.config,
+                            self.global_steps,
+                            self.total_training_steps,
+                        )
                     compute_advantage(
                         batch,
                         adv_estimator=algorithm.adv_estimator,
@@ -139,6 +182,7 @@ class RayPPOTrainer:
                         norm_adv_by_std_in_grpo=algorithm.norm_adv_by_std_in_grpo,
                         config=algorithm,
                     )
+                    metrics |= count_zero_std_groups(batch)
                 if self.critic_wg is not None:
                     with marked_timer("update_critic", timing):
                         metrics |= self.critic_wg.update_critic(batch)
@@ -151,8 +195,11 @@ class RayPPOTrainer:
             last = self.global_steps == self.total_training_steps
             if self.val_dataset and (last or (trainer.test_freq > 0 and self.global_steps % trainer.test_freq == 0)):
                 self._validate()
-            if trainer.save_freq != 0 and (last or (trainer.save_freq > 0 and self.global_steps % trainer.save_freq == 0)):
+            if trainer.save_freq != 0 and (
+                last or (trainer.save_freq > 0 and self.global_steps % trainer.save_freq == 0)
+            ):
                 self._save_checkpoint()
+        self.recorder.finish()
 
     # ---- the parts of a step that need the controller's state
 
@@ -166,7 +213,7 @@ class RayPPOTrainer:
         if self.estimator.needs_greedy_baseline:
             baseline = self.actor_rollout_wg.generate_sequences(self._generation_request(prompts, epoch, greedy=True))
         output = self.actor_rollout_wg.generate_sequences(request)
-        return PendingRollout(prompts, output, baseline, state, epoch, self.policy_version)
+        return PendingRollout(prompts, output, baseline, state, self.policy_version)
 
     def _generation_request(self, prompts: DataProto, epoch: int, **flags: bool) -> DataProto:
         request = prompts.select(["prompts", "attention_mask"], ["uid"])
@@ -178,54 +225,59 @@ class RayPPOTrainer:
         repeated = prompts.select([]).repeat(len(output) // max(len(prompts), 1))
         return repeated.union(output)
 
-    def _collect_rollouts(self, metrics: dict[str, float | Metric], timing: dict[str, float]) -> DataProto:
+    def _collect_rollouts(self, metrics: StepMetrics, timing: dict[str, float]) -> DataProto:
         """Generate and score; with `filter_groups`, again until enough groups carry a signal."""
-        settings = self.config.algorithm.filter_groups
-        rounds = settings.max_num_gen_batches if settings.enable else 1
-        parts: list[DataProto] = []
-        for _ in range(rounds):
+        settings, parts = self.config.algorithm.filter_groups, []
+        for _ in range(settings.max_num_gen_batches if settings.enable else 1):
             with marked_timer("gen", timing):
                 pending = self.rollouts.next(self.total_training_steps - self.global_steps + 1)
-                batch = self._join(pending.prompts, pending.output.get())
-                check_versions(batch, pending.version, self.policy_version)
+                generated = self._join(pending.prompts, pending.output.get())
+                check_versions(generated, pending.version, self.policy_version)
             with marked_timer("reward", timing):
-                batch, outcome = score_batch(batch, self.reward_fn, self.config, self.tokenizer.eos_token_id)
+                batch, outcome = score_batch(generated, self.reward_fn)
+                metrics |= outcome.metrics
+                self.recorder.rollouts(self.global_steps, make_samples(generated, outcome, self.tokenizer.decode))
                 if pending.baseline is not None:
                     greedy = self._join(pending.prompts, pending.baseline.get())
-                    add_greedy_baseline(batch, greedy, self.reward_fn(greedy).scores)
-            self.recorder.rollouts(self.global_steps, batch, outcome)
-            metrics |= outcome.metrics
-            parts.append(batch)
-            if enough_groups(parts, self.config):
+                    batch = add_greedy_baseline(batch, greedy, self.reward_fn(greedy).scores)
+            parts.append(drop_flat_groups(batch) if settings.enable else batch)
+            if num_groups(parts) >= self.config.data.train_batch_size:
                 break
-        return gather_groups(parts, self.config, metrics)
+        batch = gather_groups(parts, self.config, metrics)
+        limit = self.config.data.max_response_length
+        return apply_score_penalties(batch, self.config.algorithm, self.tokenizer.eos_token_id, limit)
 
-    def _balance_batch(self, batch: DataProto, metrics: dict[str, float | Metric], logging_prefix: str = "global_seqlen") -> None:
+    def _balance_batch(self, batch: DataProto, metrics: StepMetrics, logging_prefix: str = "global_seqlen") -> None:
         """Cut the batch into optimizer steps and share each of them over the ranks by cost."""
         mini = self.config.actor_rollout_ref.actor.ppo_mini_batch_size
         assert mini is not None, "resolved by load_config"
-        batch.meta_info["num_mini_batches"] = assign_mini_batches(batch, mini)
         lengths = batch.tensors()["attention_mask"].sum(-1).tolist()
-        ranks = self.actor_rollout_wg.world_size
         costs = [sequence_cost(length, self.cost_factor) for length in lengths]
+        batch.meta_info |= {
+            "num_mini_batches": assign_mini_batches(batch, mini),
+            "seed": self.config.trainer.seed + self.global_steps,
+            "with_sum_pi_squared": self.estimator.needs_sum_pi_squared,
+        }
+        ranks = self.actor_rollout_wg.world_size
         parts = partition_over_ranks(batch, costs, ranks, self.config.trainer.balance_batch)
         batch.meta_info["dp_partition"] = parts
         metrics |= seqlen_metrics(lengths, parts, logging_prefix)
 
-    def _publish(self, metrics: dict[str, float | Metric]) -> None:
+    def _publish(self, metrics: StepMetrics) -> None:
         """Give the rollout engine the new weights, unless the update was skipped."""
         skipped = metrics.get("actor/skipped_updates")
         num_skipped = int(skipped.result()) if isinstance(skipped, Metric) else 0
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if num_skipped else 0
         if self.skipped_in_a_row > self.config.trainer.max_skipped_updates:
             raise TrainingError(
-                f"{self.skipped_in_a_row} steps in a row had a non-finite loss or gradient (trainer.max_skipped_updates="
-                f"{self.config.trainer.max_skipped_updates}); lower the learning rate, or look at the log for the first bad tensor"
+                f"{self.skipped_in_a_row} steps in a row had a non-finite loss or gradient, more than "
+                f"trainer.max_skipped_updates={self.config.trainer.max_skipped_updates} allows; lower the learning "
+                "rate, or look in the log for the first bad tensor"
             )
         self.policy_version = self.global_steps
         metrics |= self.actor_rollout_wg.publish(self.policy_version)
 
-    def _record(self, batch: DataProto, metrics: dict[str, float | Metric], timing: dict[str, float]) -> None:
+    def _record(self, batch: DataProto, metrics: StepMetrics, timing: dict[str, float]) -> None:
         numbers = {"training/global_step": float(self.global_steps), "training/epoch": float(self.train_sampler.epoch)}
         numbers |= reduce_metrics(metrics)
         numbers |= compute_data_metrics(batch, self.use_critic, self.config.data.max_response_length)
@@ -241,8 +293,10 @@ class RayPPOTrainer:
             return None
         timing: dict[str, float] = {}
         with marked_timer("testing", timing):
-            result = validate(self._val_batches(), self._generate_for_validation, self.val_reward_fn, self.tokenizer.decode, self.global_steps)
-        self.recorder.validation(self.global_steps, result.metrics | {"timing_s/testing": timing["testing"]}, result.rows)
+            generate, decode = self._generate_for_validation, self.tokenizer.decode
+            result = validate(self._val_batches(), generate, self.val_reward_fn, decode)
+        seconds = {"timing_s/testing": timing["testing"]}
+        self.recorder.validation(self.global_steps, result.metrics | seconds, result.samples)
         return result
 
     def _val_batches(self) -> Iterator[DataProto]:
@@ -253,8 +307,8 @@ class RayPPOTrainer:
             yield DataProto.from_single_dict(self.collate_fn(rows))
 
     def _generate_for_validation(self, prompts: DataProto) -> DataProto:
-        output = self.actor_rollout_wg.generate_sequences(self._generation_request(prompts, epoch=-1, validate=True)).get()
-        return self._join(prompts, output)
+        request = self._generation_request(prompts, epoch=-1, validate=True)
+        return self._join(prompts, self.actor_rollout_wg.generate_sequences(request).get())
 
     def _save_checkpoint(self) -> Path:
         """Everything a resumed run needs, and the model as a Hugging Face folder."""
@@ -265,7 +319,7 @@ class RayPPOTrainer:
             "kl_ctrl": self.kl_ctrl.state_dict(),
         }
         path = self.checkpoints.save(self.global_steps, state, self._write_models)
-        self.recorder.event("checkpoint_saved", step=self.global_steps, path=str(path))
+        self.recorder.checkpoint(self.global_steps, path)
         return path
 
     def _write_models(self, folder: Path) -> None:

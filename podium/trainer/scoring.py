@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from podium.algorithms import degenerate_groups
+from podium.algorithms import at_last_token, degenerate_groups
 from podium.config.schema import Config
 from podium.errors import PublishError, TrainingError
 from podium.metric import Metric
@@ -30,18 +30,6 @@ def check_versions(batch: DataProto, oldest: int, newest: int) -> None:
         )
 
 
-def last_token_index(response_mask: Tensor) -> Tensor:
-    """[B] the last position the model wrote in each row."""
-    positions = torch.arange(response_mask.shape[1], device=response_mask.device)
-    return (response_mask.bool() * positions).argmax(-1)
-
-
-def to_token_level(scores: Tensor, response_mask: Tensor) -> Tensor:
-    """[B] scores on the last token the model wrote, [B, R]."""
-    token_level = torch.zeros(response_mask.shape, dtype=torch.float32)
-    return token_level.scatter_(1, last_token_index(response_mask)[:, None], scores[:, None].float())
-
-
 def score_batch(batch: DataProto, reward_fn: RewardManager) -> tuple[DataProto, RewardResult]:
     """The scored rows with their `token_level_scores`, and the outcome for all rows."""
     outcome = reward_fn(batch)
@@ -51,8 +39,8 @@ def score_batch(batch: DataProto, reward_fn: RewardManager) -> tuple[DataProto, 
         raise TrainingError(f"none of the {len(batch)} responses of this step has a score; see the warnings above")
     outcome.metrics["response/aborted_ratio"] = float((~written).float().mean())
     scored = batch.select_idxs(keep)
-    assert scored.batch is not None
-    scored.batch["token_level_scores"] = to_token_level(outcome.scores[keep], scored.batch["response_mask"])
+    mask = scored.tensors()["response_mask"]
+    scored.put(token_level_scores=at_last_token(outcome.scores[keep], mask))
     rows = keep.numpy()
     scored.non_tensor_batch |= {f"reward/{name}": values[rows] for name, values in outcome.extra.items()}
     return scored, outcome
@@ -62,10 +50,8 @@ def add_greedy_baseline(batch: DataProto, greedy: DataProto, scores: Tensor) -> 
     """Give each row its prompt's greedy score as `reward_baselines`; rows whose baseline has no score leave."""
     baseline = dict(zip(greedy.non_tensor_batch["uid"], scores.tolist(), strict=True))
     column = torch.tensor([baseline[uid] for uid in batch.non_tensor_batch["uid"]])
-    kept = batch.select_idxs(~column.isnan())
-    assert kept.batch is not None
-    kept.batch["reward_baselines"] = column[~column.isnan()]
-    return kept
+    scored = ~column.isnan()
+    return batch.select_idxs(scored).put(reward_baselines=column[scored])
 
 
 def num_groups(parts: Sequence[DataProto]) -> int:

@@ -1,14 +1,14 @@
 """Validation: generate for held-out prompts, score, report by data source.
 
 Each prompt gets `val_kwargs.n` samples. A number `var` (the score, and every number the reward function returned)
-becomes `mean@N`, and with several samples also `std@N`, `best@N` and `worst@N`, averaged over prompts. `acc` is the core
-variable where the reward function returns one, else the score.
+becomes `mean@N`, and with several samples also `std@N`, `best@N` and `worst@N`, averaged over prompts. `acc` is the
+core variable where the reward function returns one, else the score, reported as `reward`.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,89 +16,62 @@ import numpy as np
 
 from podium.protocol import DataProto
 from podium.rewards.manager import RewardManager
+from podium.tracking import Sample
 from podium.trainer.mini_batches import group_index
-
-Numbers = np.ndarray[Any, Any]
+from podium.trainer.samples import make_samples
 
 
 @dataclass(frozen=True)
 class ValidationResult:
     metrics: dict[str, float]
-    rows: list[dict[str, Any]]  # one per sample, as the validation dump has them
+    samples: list[Sample]
 
 
 def validate(
-    batches: Iterator[DataProto],
+    batches: Iterable[DataProto],
     generate: Callable[[DataProto], DataProto],
     reward_fn: RewardManager,
-    render_prompt: Callable[[Sequence[int]], str],
-    step: int,
+    decode: Callable[[Sequence[int]], str],
 ) -> ValidationResult:
-    """`generate` returns the rows of its argument repeated per sample, with responses."""
-    rows: list[dict[str, Any]] = []
-    unscored = 0
+    """`generate` returns the rows of its argument, repeated per sample, with responses."""
+    samples: list[Sample] = []
     for prompts in batches:
         batch = generate(prompts)
-        result = reward_fn(batch)
-        scored = ~result.scores.isnan()
-        unscored += int((~scored).sum())
-        rows += [row for row, ok in zip(dump_rows(batch, result, render_prompt, step), scored.tolist(), strict=True) if ok]
-    metrics = summarize(rows)
-    metrics["val/num_unscored"] = float(unscored)
-    return ValidationResult(metrics, rows)
+        samples += make_samples(batch, reward_fn(batch), decode)
+    metrics = summarize([sample for sample in samples if sample.score is not None])
+    metrics["val/num_unscored"] = float(sum(sample.score is None for sample in samples))
+    return ValidationResult(metrics, samples)
 
 
-def dump_rows(batch: DataProto, result: Any, render_prompt: Callable[[Sequence[int]], str], step: int) -> list[dict[str, Any]]:
-    """The samples of a batch as the run folder keeps them."""
-    tensors, columns = batch.tensors(), batch.non_tensor_batch
-    width = tensors["prompts"].shape[1]
-    lengths = tensors["attention_mask"][:, :width].sum(-1).tolist()
-    rows = []
-    for i in range(len(batch)):
-        row = {
-            "input": render_prompt(tensors["prompts"][i, width - int(lengths[i]) :].tolist()),
-            "output": result.texts[i],
-            "gts": columns["ground_truth"][i],
-            "score": float(result.scores[i]),
-            "step": step,
-            "uid": columns["uid"][i],
-            "data_source": columns["data_source"][i],
-            "stop_reason": str(columns["stop_reason"][i]),
-            "turns": int(columns["num_turns"][i]) if "num_turns" in columns else 1,
-            "policy_version": int(tensors["policy_version"][i]),
-        }
-        rows.append(row | {name: values[i] for name, values in result.extra.items()})
-    return rows
-
-
-def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+def summarize(samples: Sequence[Sample]) -> dict[str, float]:
     """`val-core|val-aux/<source>/<var>/<statistic>@N` and `val/test_score/<source>`."""
-    by_source: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in rows:
-        by_source[row["data_source"]].append(row)
+    by_source: dict[str, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        by_source[sample.data_source].append(sample)
     metrics: dict[str, float] = {}
     for source, members in sorted(by_source.items()):
-        groups = group_index([row["uid"] for row in members])
-        core = "acc" if all(_is_number(row.get("acc")) for row in members) else "score"
-        for var in _variables(members):
-            values = np.array([float(row[var]) for row in members])
-            name = "reward" if var == "score" else var
-            kind = "val-core" if var == core else "val-aux"
-            metrics |= {f"{kind}/{source}/{name}/{k}": v for k, v in _statistics(values, groups).items()}
-        metrics[f"val/test_score/{source}"] = float(np.mean([row["score"] for row in members]))
+        groups = group_index([sample.uid for sample in members])
+        variables = _variables(members)
+        core = "acc" if "acc" in variables else "reward"
+        for name, values in variables.items():
+            kind = "val-core" if name == core else "val-aux"
+            statistics = _statistics(np.array(values), groups)
+            metrics |= {f"{kind}/{source}/{name}/{statistic}": v for statistic, v in statistics.items()}
+        metrics[f"val/test_score/{source}"] = float(np.mean(variables["reward"]))
     return metrics
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, bool | int | float)
+def _variables(members: Sequence[Sample]) -> dict[str, list[float]]:
+    """The score as `reward`, and every key of the reward function that is a number in all samples."""
+    variables = {"reward": [float(sample.score or 0.0) for sample in members]}
+    for key in members[0].extra:
+        values = [sample.extra.get(key) for sample in members]
+        if all(isinstance(value, bool | int | float) for value in values):
+            variables[key] = [float(value) for value in values if value is not None]
+    return variables
 
 
-def _variables(members: Sequence[dict[str, Any]]) -> list[str]:
-    known = {"step", "turns", "policy_version"}
-    return [key for key in members[0] if key not in known and all(_is_number(row.get(key)) for row in members)]
-
-
-def _statistics(values: Numbers, groups: Numbers) -> dict[str, float]:
+def _statistics(values: np.ndarray[Any, Any], groups: np.ndarray[Any, Any]) -> dict[str, float]:
     per_prompt = [values[groups == g] for g in range(int(groups.max()) + 1)]
     n = max(len(samples) for samples in per_prompt)
     statistics = {f"mean@{n}": float(np.mean([samples.mean() for samples in per_prompt]))}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,16 +33,14 @@ class Rollout:
     def sampling(self, meta_info: dict[str, Any]) -> tuple[SamplingParams, int]:
         """The sampling of a training, validation or greedy-baseline batch, and the samples per prompt."""
         config, val = self.config, self.config.val_kwargs
-        common = {"max_tokens": self.data.max_response_length, "stop": tuple(config.stop)}
+        common = SamplingParams(self.data.max_response_length, stop=tuple(config.stop))
         if meta_info.get("validate"):
             temperature = val.temperature if val.do_sample else 0.0
-            return SamplingParams(temperature=temperature, top_p=val.top_p, top_k=val.top_k, **common), val.n
+            return replace(common, temperature=temperature, top_p=val.top_p, top_k=val.top_k), val.n
         if meta_info.get("greedy"):
-            return SamplingParams(temperature=0.0, **common), 1
-        params = SamplingParams(
-            temperature=config.temperature, top_p=config.top_p, top_k=config.top_k, min_p=config.min_p, **common
-        )
-        return params, config.n
+            return replace(common, temperature=0.0), 1
+        common = replace(common, top_p=config.top_p, top_k=config.top_k, min_p=config.min_p)
+        return replace(common, temperature=config.temperature), config.n
 
     def generate_sequences(self, data: DataProto) -> DataProto:
         """Rows come back in the order of the prompts, the samples of a prompt side by side."""

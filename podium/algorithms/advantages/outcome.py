@@ -1,7 +1,7 @@
 """Advantages from one number per trajectory: its return R_i, summed over all positions, observations included.
 
-A_{i,t} = A_i·m_{i,t} ("broadcast"), returns = advantages, unless a function says otherwise. The group G(i) is the samples
-of one prompt. A group whose rewards are all equal, or a group of one, gets exactly 0. Nothing here uses values or γ.
+A_{i,t} = A_i·m_{i,t} ("broadcast"), returns = advantages, unless a function says otherwise. The group G(i) is the
+samples of one prompt. A group whose rewards are all equal, or a group of one, gets exactly 0. No values and no γ here.
 """
 
 from __future__ import annotations
@@ -163,7 +163,9 @@ def compute_gdpo_outcome_advantage(
     total = torch.zeros(len(token_level_rewards), dtype=torch.float64, device=token_level_rewards.device)
     for name, weight in weights.items():
         if name not in reward_parts:
-            raise ConfigError(f"algorithm.reward_weights names a part {name!r} that the rewards do not have{nearest(name, reward_parts)}")
+            raise ConfigError(
+                f"algorithm.reward_weights: the rewards have no part {name!r}{nearest(name, reward_parts)}"
+            )
         part = reward_parts[name]
         part = part if isinstance(part, Tensor) else torch.from_numpy(np.asarray(part, dtype=np.float64))
         part = part.to(total)

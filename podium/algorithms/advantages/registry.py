@@ -98,7 +98,7 @@ class AdvantageEntry:
         """Advantages and returns [B, R], both 0 outside the mask. `columns`: whatever else the batch has, by its key.
 
         Settings of `config` that an estimator takes as parameters (norm_adv_by_std_in_grpo, reward_weights) are handed
-        over from it; gamma and lam are given here.
+        over from it unless given by name; gamma and lam are given here.
         """
         offered = {"index": index, "values": values, **columns}
         offered = {name: value for name, value in offered.items() if value is not None}
@@ -108,8 +108,8 @@ class AdvantageEntry:
                 f"advantage estimator {self.name!r} needs {', '.join(f'{name} ({_MEANING[name]})' for name in missing)}"
             )
         if config is not None:
-            offered["norm_adv_by_std_in_grpo"] = config.norm_adv_by_std_in_grpo
-            offered["reward_weights"] = config.reward_weights
+            offered.setdefault("norm_adv_by_std_in_grpo", config.norm_adv_by_std_in_grpo)
+            offered.setdefault("reward_weights", config.reward_weights)
         offered |= {"gamma": gamma, "lam": lam, "config": config}
         with torch.no_grad():
             return self.function(
@@ -135,8 +135,10 @@ def register_adv_est(name: str, needs: Iterable[str] = ()) -> Callable[[Advantag
     def register(function: AdvantageFunction) -> AdvantageFunction:
         known = _ENTRIES.get(name)
         if known is not None and known.function.__qualname__ != function.__qualname__:
-            raise ConfigError(f"advantage estimator {name!r} is already {known.function.__qualname__}; choose another name")
-        _ENTRIES[name] = AdvantageEntry(name, function, needs)
+            raise ConfigError(
+                f"advantage estimator {name!r} is already {known.function.__qualname__}; choose another name"
+            )
+        _ENTRIES[str(name)] = AdvantageEntry(str(name), function, needs)
         return function
 
     return register

@@ -36,7 +36,8 @@ def compute_gae_advantage_return(
 
         δ_t = r_t + γV⁺ − V_t,  Â_t = δ_t + γλÂ⁺,  returns = Â + V,  then A = whiten(Â) over the batch.
 
-    Schulman et al., "High-Dimensional Continuous Control Using Generalized Advantage Estimation", 2015, arXiv:1506.02438.
+    Schulman et al., "High-Dimensional Continuous Control Using Generalized Advantage Estimation", 2015,
+    arXiv:1506.02438.
     """
     keep = response_mask.bool()
     rewards = fold_rewards(token_level_rewards, keep)
@@ -79,9 +80,7 @@ def compute_remax_outcome_advantage(
 
 def _token_baseline(returns: Tensor, energy: Tensor, keep: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
     """Per row and position: B_t = ΣG_tW_tm/(ΣW_tm + 1e-8) of its group [B, R], and how many rows stand there."""
-    total, weighted, present = (
-        groups.sum(x) for x in inside(keep, energy, energy * returns, torch.ones_like(energy))
-    )
+    total, weighted, present = (groups.sum(x) for x in inside(keep, energy, energy * returns, torch.ones_like(energy)))
     baseline = weighted / (total + 1e-8)
     return baseline[groups.ids], present[groups.ids]
 

@@ -39,13 +39,17 @@ class Countdown(Task):
 
     def draw(self, rng: random.Random) -> Problem:
         while True:
-            numbers = [rng.randint(1, self.largest) for _ in range(self.numbers)]
-            answer = str(numbers[0]) + "".join(f"{rng.choice(self.operators)}{number}" for number in numbers[1:])
-            target, _ = parse_expression(answer)
+            signs = ["+", *rng.choices(self.operators, k=self.numbers - 1)]
+            terms = [(sign, rng.randint(1, self.largest)) for sign in signs]
+            answer = _write(terms)
+            target, numbers = parse_expression(answer)
             if target > 0:
                 break
-        shown = numbers[:]
-        rng.shuffle(shown)
+        rng.shuffle(terms)
+        shown = [number for _, number in terms]
+        if "*" not in answer:
+            # Sums commute: the answer keeps the order shown, additions first, so that a learner sees one pattern.
+            answer = _write(sorted(terms, key=lambda term: term[0] == "-"))
         return Problem(
             question=f"make {target} from {' '.join(map(str, shown))}",
             answer=answer,
@@ -61,6 +65,11 @@ class Countdown(Task):
             return {"score": 0.0, "valid": 0.0}
         valid = sorted(used) == sorted(ground_truth["numbers"])
         return {"score": float(valid and value == ground_truth["target"]), "valid": float(valid)}
+
+
+def _write(terms: list[tuple[str, int]]) -> str:
+    """Signed numbers as an expression, without the sign of the first."""
+    return "".join(f"{sign}{number}" for sign, number in terms)[1:]
 
 
 def parse_expression(text: str) -> tuple[int, list[int]]:

@@ -59,7 +59,7 @@ class SamplingParams:
             ("top_p", 0.0 < self.top_p <= 1.0, "above 0 and at most 1 (1 is off)"),
             ("top_k", self.top_k == -1 or self.top_k >= 1, "-1 (off) or at least 1"),
             ("min_p", 0.0 <= self.min_p < 1.0, "from 0 (off) to below 1"),
-            ("stop", not isinstance(self.stop, str) and all(self.stop), "a tuple of non-empty strings"),
+            ("stop", type(self.stop) is tuple and all(self.stop), "a tuple of non-empty strings"),
         )
         for name, holds, allowed in rules:
             if not holds:
@@ -86,8 +86,11 @@ class RolloutEngine(Protocol):
 
     version: int
     """The weights it holds: the number of the last publish."""
-    module: nn.Module | None
-    """The module it runs, when it lives in this process; a trainer's own module means shared weights."""
+
+    @property
+    def module(self) -> nn.Module | None:
+        """The module it runs, when it lives in this process; a trainer's own module means shared weights."""
+        ...
 
     def generate(
         self, prompts: list[list[int]], params: SamplingParams, n: int = 1, seeds: list[int] | None = None

@@ -46,26 +46,24 @@ def chunked_log_probs(
     transform: LogitTransform | None = None,
 ) -> HeadOutputs:
     """What the head says about `labels`, with gradients to hidden, weight and bias."""
-    head = _Head(weight, bias, temperature, transform or LogitTransform(), chunk, with_entropy, with_sum_pi_squared)
+    head = _Head(temperature, transform or LogitTransform(), chunk, with_entropy, with_sum_pi_squared)
     log_probs, entropy, squares = _ChunkedHead.apply(hidden, weight, bias, labels, head)
     return HeadOutputs(log_probs, entropy if with_entropy else None, squares if with_sum_pi_squared else None)
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Head:
     """The head's settings, and the two things done to a chunk: logits, and the way back through them."""
 
-    weight: Tensor
-    bias: Tensor | None
     temperature: float
     transform: LogitTransform
     chunk: int
     with_entropy: bool
     with_sum_pi_squared: bool
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """[chunk, H] -> [chunk, V], divided by the temperature, in float32 or wider."""
-        z = torch.nn.functional.linear(hidden, self.weight, self.bias)
+        z = torch.nn.functional.linear(hidden, weight, bias)
         z = z.to(torch.promote_types(z.dtype, torch.float32))
         z = self.transform(z)
         return z if self.temperature == 1.0 else z.div_(self.temperature)
@@ -90,7 +88,7 @@ class _ChunkedHead(torch.autograd.Function):
         start = 0
         for h, y in zip(hidden.split(head.chunk), labels.split(head.chunk), strict=True):
             at = slice(start, start := start + len(y))
-            z = head.logits(h)
+            z = head.logits(h, weight, bias)
             lse[at] = torch.logsumexp(z, -1)
             log_probs[at] = z.gather(-1, y[:, None]).squeeze(-1) - lse[at]
             if head.with_entropy or head.with_sum_pi_squared:
@@ -101,15 +99,15 @@ class _ChunkedHead(torch.autograd.Function):
                 if head.with_entropy:
                     entropy[at] = -p.mul_(log_p).sum(-1)
         ctx.set_materialize_grads(False)
-        ctx.head, ctx.has_bias = head, bias is not None
-        ctx.save_for_backward(hidden, weight, labels, lse, entropy, squares)
+        ctx.head = head
+        ctx.save_for_backward(hidden, weight, bias, labels, lse, entropy, squares)
         return log_probs, entropy if head.with_entropy else None, squares if head.with_sum_pi_squared else None
 
     @staticmethod
     def backward(
         ctx: Any, grad_log_probs: Tensor | None, grad_entropy: Tensor | None, grad_squares: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
-        hidden, weight, labels, lse, entropy, squares = ctx.saved_tensors
+        hidden, weight, bias, labels, lse, entropy, squares = ctx.saved_tensors
         need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
         head: _Head = ctx.head
         wide = lse.dtype
@@ -119,7 +117,7 @@ class _ChunkedHead(torch.autograd.Function):
         for start in range(0, hidden.shape[0], head.chunk):
             at = slice(start, start + head.chunk)
             h = hidden[at]
-            z = head.logits(h)
+            z = head.logits(h, weight, bias)
             grad = _grad_logits(
                 z, labels[at], lse[at], entropy[at], squares[at],
                 *(g if g is None else g[at] for g in (grad_log_probs, grad_entropy, grad_squares)),

@@ -1,0 +1,131 @@
+"""`podium train`: load, check, and either show the plan or train.
+
+Nothing heavy is imported before the settings are known to be right, and `--dry-run` never starts a process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from podium.config import Config
+
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+EPILOG = """\
+A recipe is a YAML file, or the name of one in recipes/. A setting, key=value,
+wins over the recipe. The value is YAML; a list is [a,b] or a single item.
+
+examples:
+  podium train                               the built-in defaults
+  podium train grpo_addition                 recipes/grpo_addition.yaml
+  podium train grpo_addition trainer.seed=7 actor_rollout_ref.rollout.n=16
+  podium train grpo_addition trainer.runtime=ray trainer.n_gpus_per_node=2
+  podium train data.train_files=train.parquet --dry-run
+
+The run folder, runs/<project>/<experiment>, keeps metrics.jsonl, samples,
+checkpoints and config.yaml, which is itself a recipe. The same command again
+goes on from the newest checkpoint.
+"""
+
+
+def add_parser(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "train",
+        help="train a model by reinforcement",
+        description="Train a model by reinforcement.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="podium train [recipe] [key=value ...] [--dry-run] [--debug]",
+    )
+    parser.add_argument("words", nargs="*", metavar="recipe, key=value", help="a recipe first, then settings")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan and exit")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from podium.config import check_config, config_notes, load_config
+
+    recipe, overrides = split_words(arguments.words)
+    config = load_config(recipe, overrides)
+    check_config(config)
+    if arguments.dry_run:
+        show_plan(config, config_notes(config))
+        return 0
+    from podium.trainer.main_ppo import run_ppo
+
+    try:
+        return run_ppo(config)
+    except BaseException as error:
+        _keep_traceback(error, Path(config.trainer.default_local_dir) / "console.log")
+        raise
+
+
+def split_words(words: list[str]) -> tuple[str | None, list[str]]:
+    """The recipe, if the first word is one, and the settings."""
+    if words and ("=" not in words[0] or os.path.isfile(words[0])):
+        return words[0], words[1:]
+    return None, words
+
+
+def show_plan(config: Config, notes: list[str]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    from podium.config.plan import make_plan, render
+
+    console = Console(highlight=False)
+    plan = make_plan(config, count_train_rows(config))
+    console.print(Text.assemble(("podium ", "bold"), f"{plan.estimator} on {plan.model}"))
+    console.print(render(plan))
+    console.print(Text(f"run folder: {plan.run_folder}"))
+    for note in notes:
+        console.print(Text(f"note: {note}", style="yellow"))
+    console.print("Nothing was started.", style="dim")
+
+
+def count_train_rows(config: Config) -> int | None:
+    """Training rows, from file headers where there are some; None when only loading the data would tell."""
+    total = 0
+    for name in config.data.train_files:
+        rows = _count_task(name) if name.startswith("task:") else _count_file(Path(name))
+        if rows is None:
+            return None
+        total += rows
+    return total
+
+
+def _count_task(word: str) -> int:
+    from podium.data.tasks import DEFAULT_ROWS, parse_task_word
+
+    rows = parse_task_word(word).rows
+    return DEFAULT_ROWS["train"] if rows is None else rows
+
+
+def _count_file(path: Path) -> int | None:
+    if path.suffix == ".parquet":
+        from pyarrow import parquet
+
+        try:
+            return int(parquet.read_metadata(path).num_rows)
+        except (ValueError, OSError):  # not a parquet file; loading it will say what is wrong
+            return None
+    if path.suffix in (".jsonl", ".ndjson") and path.is_file():
+        with path.open("rb") as file:
+            return sum(1 for line in file if line.strip())
+    return None
+
+
+def _keep_traceback(error: BaseException, path: Path) -> None:
+    """The terminal shows one paragraph; the whole story stays in the run folder, if the run got that far."""
+    try:
+        with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+            file.write("".join(traceback.format_exception(error)))
+    except OSError:
+        return
+    error.add_note(f"The traceback is in {path}.")

@@ -1,0 +1,1 @@
+"""Podium's own rollout engine: continuous batching over a paged KV cache."""

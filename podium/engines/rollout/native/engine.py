@@ -1,0 +1,129 @@
+"""NativeEngine: Podium's own rollout engine, on the trainer's module or on one of its own.
+
+It puts the parts together: requests from the front, the scheduler's batches through the runner, pages in a KV cache
+that sleeps and wakes. It does not know where published weights come from.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from podium.config.schema import RolloutConfig
+from podium.engines.rollout.base import SamplingParams
+from podium.engines.rollout.inprocess import ModuleEngine
+from podium.engines.rollout.native.blocks import BlockPool, BlockTables
+from podium.engines.rollout.native.kv import KVShape, PagedKV
+from podium.engines.rollout.native.runner import Runner
+from podium.engines.rollout.native.scheduler import Scheduler
+from podium.engines.rollout.native.slots import Slots
+from podium.engines.rollout.request import Array, Request
+from podium.errors import ConfigError, RolloutError
+from podium.models.attention import ATTENTION_NAME, install_attention
+
+
+class NativeEngine(ModuleEngine):
+    """Continuous batching over a paged KV cache, with the module's own forward pass."""
+
+    def __init__(
+        self,
+        module: PreTrainedModel,
+        config: RolloutConfig | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """`dtype`: compute type, the module's own when None. The tokenizer is needed for stop strings only."""
+        super().__init__(module, tokenizer)
+        config = config or RolloutConfig()
+        if not 1 <= config.max_num_seqs <= config.max_num_batched_tokens:
+            raise ConfigError(
+                f"rollout.max_num_seqs={config.max_num_seqs} must be at least 1 and at most "
+                f"rollout.max_num_batched_tokens={config.max_num_batched_tokens}: each sequence takes a token per pass."
+            )
+        if module.config._attn_implementation != ATTENTION_NAME:
+            install_attention(module)
+        self.runner = Runner(module, dtype or next(module.parameters()).dtype)
+        shape = KVShape.of(module.config, self.runner.dtype)
+        num_blocks = self._num_blocks(config, shape)
+        slots = Slots(config.max_num_seqs, self.rules)
+        tables = BlockTables(BlockPool(num_blocks, config.block_size), config.max_num_seqs)
+        self.scheduler = Scheduler(slots, tables, config.max_num_batched_tokens)
+        self._cache_args = (shape, num_blocks, config.block_size, self.device)
+        self.cache: PagedKV | None = PagedKV(*self._cache_args)
+
+    def _num_blocks(self, config: RolloutConfig, shape: KVShape) -> int:
+        """Pages that fit the memory allowed, but no more than could ever be used."""
+        if self.device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(self.device)
+            budget = min(free, int(config.gpu_memory_utilization * total))
+            setting = f"rollout.gpu_memory_utilization={config.gpu_memory_utilization}"
+        else:
+            budget = int(config.kv_cache_gb * (1 << 30))
+            setting = f"rollout.kv_cache_gb={config.kv_cache_gb}"
+        page = shape.bytes_per_token() * config.block_size
+        if budget < page:
+            raise RolloutError(
+                f"{setting} leaves {budget} bytes for the KV cache; one page of {config.block_size} tokens takes "
+                f"{page} ({shape.bytes_per_token()} bytes per token). Raise it."
+            )
+        if self.max_model_len is None:
+            return budget // page
+        return min(budget // page, config.max_num_seqs * -(-self.max_model_len // config.block_size))
+
+    # ---- steps
+
+    def _admissible(self, prompt: Array, params: SamplingParams) -> None:
+        super()._admissible(prompt, params)
+        self.scheduler.check_fits(prompt.size, params)
+
+    def _advance(self, arrivals: list[list[Request]], aborts: list[Request]) -> list[Request]:
+        scheduler = self.scheduler
+        scheduler.waiting.extend(arrivals)
+        for request in aborts:
+            scheduler.abort(request, self.version)
+        ended = [request for request in aborts if request.done]
+        if self._paused or not scheduler.has_work():
+            return ended
+        self._refuse_unusable()
+        if self.cache is None:
+            raise RolloutError("The engine sleeps, so it cannot generate; call wake() first.")
+        batch = scheduler.schedule(self.version)
+        tokens, log_probs, raw_log_probs = self.runner.run(batch, scheduler, self.cache)
+        if not np.isfinite(raw_log_probs).all():
+            self.cache = PagedKV(*self._cache_args)  # a NaN left in a page would spread to its next owner
+            raise RolloutError(
+                f"The model (weights version {self.version}) gave non-finite log-probs. Its weights have diverged: "
+                "lower the learning rate, or go back to an earlier checkpoint."
+            )
+        return ended + scheduler.commit(batch, tokens, log_probs, raw_log_probs)
+
+    def _outstanding(self) -> list[Request]:
+        return self.scheduler.forget_all()
+
+    def _has_work(self) -> bool:
+        return self.scheduler.has_work()
+
+    # ---- weights and memory
+
+    def _drop_computed(self) -> None:
+        self.scheduler.preempt_all()
+
+    def probe(self) -> Tensor:
+        """Log-probs [P-1] of `probe_tokens()` in one packed pass of the engine's module."""
+        with self._lock, self._generating():
+            return self.runner.log_probs(self.probe_tokens()).float().cpu()
+
+    def sleep(self) -> None:
+        """Free the KV cache. Requests under way start again from what they have written, after wake()."""
+        with self._lock:
+            self.scheduler.preempt_all()
+            self.cache = None
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+
+    def wake(self) -> None:
+        with self._lock:
+            if self.cache is None:
+                self.cache = PagedKV(*self._cache_args)

@@ -1,0 +1,209 @@
+"""Who runs in the next forward pass: continuous batching over slots and pages.
+
+Each step every running sequence decodes one token, and what is left of the token budget goes to prompts, in order of
+arrival; a long prompt is cut into chunks. When pages run out the sequences admitted last give theirs back and start
+again later from what they have written. It computes nothing: runner.py does.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from podium.engines.rollout.base import Completion, SamplingParams, StopReason
+from podium.engines.rollout.native.blocks import BlockTables, IntArray
+from podium.engines.rollout.native.slots import DECODE, PREFILL, Slots
+from podium.engines.rollout.request import Array, Request, Written
+from podium.errors import RolloutError
+
+FEWEST_SAMPLES = 8
+"""A group enters in parts of at least this many samples: its prompt is computed once per part."""
+
+
+@dataclass
+class Prefill:
+    """A prompt on its way into the cache, for the slots that will go on from it; its pages belong to the first."""
+
+    slots: IntArray
+    tokens: Array
+    num_computed: int = 0
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A run of prompt tokens in one forward pass; `samples` draw from its last position when the prompt is complete."""
+
+    slot: int
+    start: int
+    tokens: Array
+    samples: IntArray
+
+    @property
+    def end(self) -> int:
+        return self.start + self.tokens.size
+
+
+@dataclass
+class Batch:
+    """One forward pass: a token for each decoding slot, and chunks of prompts."""
+
+    decode: IntArray
+    chunks: list[Chunk] = field(default_factory=list)
+    copy_from: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+    copy_to: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    @property
+    def num_tokens(self) -> int:
+        return self.decode.size + sum(chunk.tokens.size for chunk in self.chunks)
+
+    def sampling_slots(self) -> IntArray:
+        """The slots that get a token from this pass, in the order the runner samples them."""
+        return np.concatenate([self.decode, *(chunk.samples for chunk in self.chunks)])
+
+
+class Scheduler:
+    """Waiting groups (requests of one prompt), prompts being computed, and decoding slots."""
+
+    def __init__(self, slots: Slots, tables: BlockTables, max_num_batched_tokens: int) -> None:
+        self.slots, self.tables = slots, tables
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.waiting: deque[list[Request]] = deque()
+        self.prefills: list[Prefill] = []
+        self.num_preempted = 0
+
+    def check_fits(self, prompt_tokens: int, params: SamplingParams) -> None:
+        """Refuse a request that could not run even alone."""
+        pool = self.tables.pool
+        need = self.tables.blocks_for(prompt_tokens + params.max_tokens)
+        if need > pool.num_blocks:
+            raise RolloutError(
+                f"A prompt of {prompt_tokens} tokens with max_tokens={params.max_tokens} needs {need} KV pages of "
+                f"{pool.block_size} tokens; the cache has {pool.num_blocks} "
+                f"({pool.num_blocks * pool.block_size} tokens). Shorten the prompt or the response, or give the cache "
+                "more memory: rollout.gpu_memory_utilization, or rollout.kv_cache_gb on a CPU."
+            )
+
+    def has_work(self) -> bool:
+        return bool(self.waiting) or bool(self.slots.state.any())
+
+    # ---- one step
+
+    def schedule(self, version: int) -> Batch:
+        """Reserve pages for the next pass; `version` is the weights that will write."""
+        decode = self._make_room()
+        copy_from, copy_to = self.tables.append(decode)
+        # sequences of like length lie together: the attention pads a tile to its longest
+        decode = decode[np.argsort(-self.tables.num_blocks[decode], kind="stable")]
+        batch = Batch(decode, copy_from=copy_from, copy_to=copy_to)
+        budget = self.max_num_batched_tokens - decode.size
+        for prefill in self.prefills:
+            budget -= self._add_chunk(batch, prefill, budget)
+        while budget > 0 and self.waiting and (admitted := self._admit(version)) is not None:
+            budget -= self._add_chunk(batch, admitted, budget)
+        batch.chunks.sort(key=lambda chunk: (chunk.start > 0, chunk.tokens.size))
+        return batch
+
+    def commit(self, batch: Batch, tokens: Array, log_probs: Array, raw_log_probs: Array) -> list[Request]:
+        """Take in what the pass sampled; the requests that ended."""
+        for chunk in batch.chunks:
+            if chunk.samples.size > 1:
+                self.tables.fork(chunk.slot, chunk.samples[1:])
+        self.prefills = [prefill for prefill in self.prefills if prefill.num_computed < prefill.tokens.size]
+        ended = self.slots.record(batch.sampling_slots(), tokens, log_probs, raw_log_probs)
+        return self._finish(ended)
+
+    def _make_room(self) -> IntArray:
+        """The decoding slots, after as many preemptions as their next token needs."""
+        while True:
+            decode = np.flatnonzero(self.slots.state == DECODE)
+            if self.tables.blocks_to_append(decode) <= self.tables.pool.num_free:
+                return decode
+            self.num_preempted += 1
+            running = np.flatnonzero(self.slots.state)
+            self.preempt(int(running[self.slots.age[running].argmax()]))
+
+    def _add_chunk(self, batch: Batch, prefill: Prefill, budget: int) -> int:
+        """As much of a prompt as the budget allows; the tokens taken."""
+        start = prefill.num_computed
+        tokens = prefill.tokens[start : start + max(0, budget)]
+        if tokens.size == 0:
+            return 0
+        prefill.num_computed += tokens.size
+        complete = prefill.num_computed == prefill.tokens.size
+        leader = int(prefill.slots[0])
+        batch.chunks.append(Chunk(leader, start, tokens, prefill.slots if complete else prefill.slots[:0]))
+        return tokens.size
+
+    def _admit(self, version: int) -> Prefill | None:
+        """Give the first waiting group slots and pages, or as many of its samples as it is worth."""
+        group = self.waiting[0]
+        first = group[0]
+        tokens = first.prompt if first.written is None else np.concatenate([first.prompt, first.written.token_ids])
+        free = self.slots.free_slots()
+        num_running = self.slots.state.size - free.size
+        # every sample writes into a page of its own at once; running ones will ask for more soon
+        spare = self.tables.pool.num_free - num_running // 4 - tokens.size // self.tables.pool.block_size
+        count = min(len(group), free.size, spare)
+        if count < (1 if num_running == 0 else min(len(group), FEWEST_SAMPLES)):
+            return None
+        self.waiting.popleft()
+        if count < len(group):
+            self.waiting.appendleft(group[count:])
+        slots = free[:count]
+        self.slots.place(slots, group[:count], version)
+        self.tables.extend(int(slots[0]), tokens.size)
+        prefill = Prefill(slots, tokens)
+        self.prefills.append(prefill)
+        return prefill
+
+    # ---- leaving a slot
+
+    def _finish(self, ended: list[tuple[int, Completion]]) -> list[Request]:
+        if not ended:
+            return []
+        self.tables.free(np.array([slot for slot, _ in ended]))
+        requests = [self.slots.clear(slot) for slot, _ in ended]
+        for request, (_, completion) in zip(requests, ended, strict=True):
+            request.finish(completion)
+        return requests
+
+    def preempt(self, slot: int) -> None:
+        """Back to the head of the queue with what it has written; a prompt under way takes its whole group along."""
+        if self.slots.state[slot] == PREFILL:
+            prefill = next(p for p in self.prefills if slot in p.slots)
+            self.prefills.remove(prefill)
+            self.tables.free(prefill.slots[:1])
+            self.waiting.appendleft([self.slots.clear(s) for s in prefill.slots.tolist()])
+            return
+        written = self.slots.written(slot)
+        request = self.slots.clear(slot)
+        request.written = written
+        self.tables.free(np.array([slot]))
+        self.waiting.appendleft([request])
+
+    def preempt_all(self) -> None:
+        """Everything back to the queue, oldest first: the cache is empty."""
+        while (running := np.flatnonzero(self.slots.state)).size:
+            self.preempt(int(running[self.slots.age[running].argmax()]))
+
+    def abort(self, request: Request, version: int) -> None:
+        """End a request with what it has written. A prompt under way goes back to the queue first."""
+        slot = next((i for i, r in enumerate(self.slots.requests) if r is request), None)
+        if slot is not None:
+            self.preempt(slot)
+        group = next((group for group in self.waiting if request in group), None)
+        if group is not None:
+            group.remove(request)
+            if not group:
+                self.waiting.remove(group)
+            written = request.written or Written.nothing(version)
+            request.finish(written.completion(StopReason.ABORTED))
+
+    def forget_all(self) -> list[Request]:
+        """Empty every slot and queue; the requests that were there."""
+        self.preempt_all()
+        requests = [request for group in self.waiting for request in group]
+        self.waiting.clear()
+        return requests

@@ -1,0 +1,87 @@
+"""From padded rows to one row of real tokens, and back.
+
+A Pack holds the tokens of several sequences end to end, shortest first (equal lengths become one batched attention
+call), and remembers where each response token's prediction lands in the padded `[rows, R]` grid. The token at response
+column t is predicted by the hidden state of the token before it. It does not decide which rows go together
+(micro_batches.py) and calls no model (forward.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from podium.models.attention import PackedAttention
+
+
+@dataclass(frozen=True)
+class Pack:
+    input_ids: Tensor  # [1, T]
+    position_ids: Tensor  # [1, T]
+    attention: PackedAttention
+    sources: Tensor  # [N] index in T of the hidden state that speaks about a response token
+    labels: Tensor  # [N] that response token
+    slots: Tensor  # [N] its place in the flattened [rows, R] grid
+    shape: tuple[int, int]  # rows, R
+
+    def spread(self, per_token: Tensor) -> Tensor:
+        """[N] -> [rows, R], zero where there is no token; differentiable."""
+        rows, width = self.shape
+        grid = per_token.new_zeros(rows * width)
+        return grid.index_copy(0, self.slots, per_token).view(rows, width)
+
+    def mean_per_row(self, per_token: Tensor, weights: Tensor) -> Tensor:
+        """[N, H] -> [rows, H]: the mean of a row's tokens by `weights` [rows, R]; zero for a row without weight."""
+        rows, width = self.shape
+        at = weights.reshape(-1)[self.slots].to(per_token.dtype)
+        sums = per_token.new_zeros(rows, per_token.shape[1])
+        sums.index_add_(0, self.slots // max(width, 1), per_token * at[:, None])
+        total = per_token.new_zeros(rows).index_add_(0, self.slots // max(width, 1), at)
+        return sums / total.clamp(min=torch.finfo(total.dtype).tiny)[:, None]
+
+
+def row_lengths(rows: TensorDict) -> list[int]:
+    """Real tokens of each row."""
+    lengths: list[int] = rows["attention_mask"].long().sum(-1).tolist()
+    return lengths
+
+
+def pack(rows: TensorDict, device: torch.device, *, own_hidden: bool = False) -> Pack:
+    """All of `rows` as one pack on `device`; the bookkeeping runs where the rows are.
+
+    `own_hidden`: a response token's source is its own hidden state, not its predecessor's. Otherwise the last token of
+    each row predicts nothing and stays out of the model.
+    """
+    mask = rows["attention_mask"].bool()  # [b, W]
+    width = rows["responses"].shape[1]
+    order = mask.sum(-1).argsort(stable=True)
+    mask, ids = mask[order], rows["input_ids"][order]
+    index = mask.long().cumsum(-1) - 1  # a token's place in its sequence
+    fed = mask if own_hidden else mask & (index < mask.sum(-1, keepdim=True) - 1)
+    lengths = fed.sum(-1)
+    fed_lengths = [n for n in lengths.tolist() if n > 0]
+    if not fed_lengths:
+        return empty_pack(device, (len(order), width))
+    starts = lengths.cumsum(0) - lengths
+
+    first = mask.shape[1] - width
+    place = (starts[:, None] + index)[:, first:]
+    speaks = mask[:, first:]
+    if not own_hidden:
+        speaks = speaks & (index[:, first:] > 0)  # the very first token has no predecessor
+        place = place - 1
+    slots = order[:, None] * width + torch.arange(width, device=order.device)
+    tensors = (ids[fed][None], index[fed][None], place[speaks], ids[:, first:][speaks], slots[speaks])
+    input_ids, position_ids, sources, labels, slots = (x.to(device, non_blocking=True) for x in tensors)
+    attention = PackedAttention(fed_lengths, device)
+    return Pack(input_ids, position_ids, attention, sources, labels, slots, (len(order), width))
+
+
+def empty_pack(device: torch.device, shape: tuple[int, int] = (0, 0)) -> Pack:
+    """One token that says nothing: a rank without rows still joins the collectives of a forward and backward pass."""
+    nothing = torch.zeros(0, dtype=torch.long, device=device)
+    one = torch.zeros(1, 1, dtype=torch.long, device=device)
+    return Pack(one, one, PackedAttention([1], device), nothing, nothing, nothing, shape)

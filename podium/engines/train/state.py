@@ -1,0 +1,75 @@
+"""An engine's state on disk, by torch.distributed.checkpoint: sharded, and readable by any number of ranks.
+
+All of it is named tensors: `model.<name>`, `optimizer.<name>.<key>` and `step_count` (the learning rate follows from
+it). Whether a folder is complete, kept or published is the checkpoint store's matter.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+
+from podium.errors import CheckpointError
+
+MODEL, OPTIMIZER, STEP_COUNT = "model.", "optimizer.", "step_count"
+
+
+def save_state(folder: Path, tensors: dict[str, Tensor], distributed: bool) -> None:
+    """Write; collective when `distributed`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="torch.*")
+        dcp_save(dict(tensors), checkpoint_id=folder, no_dist=not distributed)
+
+
+def load_state(folder: Path, tensors: dict[str, Tensor], distributed: bool) -> None:
+    """Read into the given tensors, in place; collective when `distributed`."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="torch.*")
+            dcp_load(dict(tensors), checkpoint_id=folder, no_dist=not distributed)
+    except (CheckpointException, RuntimeError, ValueError) as error:
+        raise CheckpointError(f"The checkpoint {folder} does not fit this model: {error}") from error
+
+
+def saved_names(folder: Path) -> set[str]:
+    """The tensors a checkpoint holds."""
+    if not (folder / ".metadata").is_file():
+        raise CheckpointError(
+            f"{folder} holds no finished engine checkpoint (no .metadata). Choose another checkpoint."
+        )
+    return set(FileSystemReader(folder).read_metadata().state_dict_metadata)
+
+
+def missing_model_tensors(wanted: set[str], saved: set[str]) -> list[str]:
+    return sorted(name for name in wanted - saved if name.startswith(MODEL))
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer, named: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The optimizer's state as named tensors."""
+    return {
+        f"{OPTIMIZER}{name}.{key}": value
+        for name, parameter in named.items()
+        for key, value in optimizer.state.get(parameter, {}).items()
+        if isinstance(value, Tensor)
+    }
+
+
+def create_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
+    """Make the tensors that a load fills, by a step that moves nothing: zero gradients at rate zero."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate

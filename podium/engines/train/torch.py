@@ -1,0 +1,327 @@
+"""TorchEngine: one implementation for a lone device and for FSDP2 over a mesh.
+
+A rank's rows are cut into micro-batches, packed, and run through the model; one update is one optimizer step over all
+rows of all ranks, divided once by the global count. When a loss or gradient is not finite on any rank, all ranks skip
+the step together. The engine knows no algorithm: the loss comes from outside.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+from transformers import PreTrainedModel
+
+from podium.config.schema import FSDPConfig, OptimConfig
+from podium.engines.train import state
+from podium.engines.train.base import LossFn, ModelOutputs
+from podium.engines.train.flops import estimate_flops
+from podium.engines.train.forward import PackedModel
+from podium.engines.train.masters import MasterWeights, cast_parameters
+from podium.engines.train.micro_batches import MicroBatchLimits, cut_into_micro_batches, stretch_to
+from podium.engines.train.optim import check_schedule, lr_factor, make_optimizer, set_lr
+from podium.engines.train.packing import empty_pack, pack, row_lengths
+from podium.engines.train.sharding import Ranks, full_tensor, local_part, make_mesh, shard
+from podium.errors import CheckpointError
+from podium.metric import Metric, Metrics, merge_metrics
+from podium.models.value import ValueModel
+from podium.protocol import DataProto
+
+logger = logging.getLogger(__name__)
+
+COLUMNS = ("input_ids", "attention_mask", "responses", "response_mask")
+"""What the engine itself reads of a batch; the loss reads what it likes."""
+
+
+class TorchEngine:
+    """See `TrainEngine`. `optim=None` makes an engine that only scores (a reference): no optimizer, no gradients."""
+
+    def __init__(
+        self,
+        module: PreTrainedModel | ValueModel,
+        *,
+        optim: OptimConfig | None = None,
+        total_steps: int | None = None,
+        grad_clip: float | None = 1.0,
+        fsdp: FSDPConfig | None = None,
+        max_tokens_per_micro_batch: int = 16384,
+        micro_batch_size_per_gpu: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """Takes `module` over: float32 parameters, the same on every rank, become shards or are cast to `dtype`."""
+        self.module = module
+        self.device = torch.device(device)
+        self.dtype = dtype
+        self.optim, self.total_steps, self.grad_clip = optim, total_steps, grad_clip
+        self.fsdp = fsdp or FSDPConfig()
+        self.limits = MicroBatchLimits(max_tokens_per_micro_batch, micro_batch_size_per_gpu)
+        self.flops = estimate_flops(module)
+        self.ranks = Ranks(self.device)
+        self.sharded = self.ranks.size > 1
+        self.step_count = 0
+        self._offloaded = False
+        self._masters: MasterWeights | None = None
+        self.root = PackedModel(module)
+        self._place()
+        self.optimizer: torch.optim.Optimizer | None = None
+        if optim is not None:
+            check_schedule(optim, total_steps)
+            self.optimizer = make_optimizer([t for t in self._named_weights().values() if t.requires_grad], optim)
+
+    def _place(self) -> None:
+        """Bring the parameters to the device in the form they are kept in."""
+        if self.optim is None:
+            self.module.requires_grad_(False)
+            cast_parameters(self.module, self.dtype)
+        if self.sharded:
+            mesh = make_mesh(self.device, self.ranks.size, self.fsdp.fsdp_size)
+            shard(self.root, self.module, mesh, self.dtype, self.fsdp.reshard_after_forward)
+            return
+        self.root.to(self.device)
+        if self.optim is not None and self.dtype != torch.float32:
+            self._masters = MasterWeights(self.module, self.dtype)
+
+    # ---- scoring
+
+    def log_probs(
+        self, batch: DataProto, *, temperature: float, with_entropy: bool = False, with_sum_pi_squared: bool = False
+    ) -> dict[str, Tensor]:
+        """`log_probs`, and on request `entropys` and `sum_pi_squared`: [B, R] float32, zero where there is no token."""
+        assert not isinstance(self.module, ValueModel), "a value model has no log-probs"
+        names = {"log_probs": "log_probs"}
+        names |= {"entropy": "entropys"} if with_entropy else {}
+        names |= {"sum_pi_squared": "sum_pi_squared"} if with_sum_pi_squared else {}
+        options = {"with_entropy": with_entropy, "with_sum_pi_squared": with_sum_pi_squared}
+        rows = _rows(batch)
+        results = {ours: _grid(rows) for ours in names.values()}
+        for index, outputs in self._score(rows, temperature=temperature, **options):
+            for name, ours in names.items():
+                results[ours][index] = outputs[name].to(results[ours])
+        return results
+
+    def values(self, batch: DataProto) -> Tensor:
+        """The value before each response token is written, [B, R] float32."""
+        assert isinstance(self.module, ValueModel), "only a value model has values"
+        rows = _rows(batch)
+        values = _grid(rows)
+        for index, outputs in self._score(rows):
+            values[index] = outputs["values"].to(values)
+        return values
+
+    @torch.no_grad()
+    def mean_hidden(self, batch: DataProto) -> Tensor:
+        """The mean of the last hidden states over the tokens the model wrote, [B, H] float32."""
+        rows = _rows(batch)
+        size = self.module.config.get_text_config().hidden_size
+        means = torch.zeros(len(rows), size, device=rows.device)
+        self._ready(train=False)
+        for index in self._micro_batches(rows):
+            part = rows[index]
+            packed = pack(part, self.device, own_hidden=True) if len(index) else empty_pack(self.device)
+            hidden = self.root(packed, hidden_only=True)["hidden"].float()
+            if len(index):
+                means[index] = packed.mean_per_row(hidden, part["response_mask"].to(self.device)).to(means)
+        return means
+
+    @torch.no_grad()
+    def _score(self, rows: TensorDict, **options: float) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+        """The model's outputs micro-batch by micro-batch, with the rows they belong to."""
+        self._ready(train=False)
+        for index in self._micro_batches(rows):
+            packed = pack(rows[index], self.device) if len(index) else empty_pack(self.device)
+            outputs = self.root(packed, **options)
+            if len(index):
+                yield index, outputs
+
+    # ---- updating
+
+    def update(
+        self,
+        batch: DataProto,
+        loss_fn: LossFn,
+        count: float,
+        *,
+        temperature: float = 1.0,
+        with_entropy: bool = True,
+        with_sum_pi_squared: bool = False,
+    ) -> Metrics:
+        """One optimizer step over all rows of all ranks. `count`: this rank's share of what the loss is divided by."""
+        assert self.optimizer is not None and self.optim is not None, "this engine was made without an optimizer"
+        options: dict[str, float] = {"temperature": temperature, "with_sum_pi_squared": with_sum_pi_squared}
+        rows = _rows(batch)
+        total = self.ranks.sum(count)
+        self._ready(train=True)
+        self.optimizer.zero_grad(set_to_none=True)
+        parts = self._micro_batches(rows)
+        collected: list[Metrics] = []
+        bad_loss: str | None = None
+        for number, index in enumerate(parts):
+            self._sync_replicas(last=number == len(parts) - 1)
+            loss, metrics = self._loss(rows, index, loss_fn, options | {"with_entropy": with_entropy})
+            collected.append(metrics)
+            # FSDP averages gradients over ranks; the loss is a sum over all of them
+            (loss * (self.ranks.size / total if total > 0 else 0.0)).backward()
+            if bad_loss is None and not math.isfinite(loss.item()):
+                bad_loss = f"the loss of micro-batch {number + 1} of {len(parts)}"
+        lr = self.optim.lr * lr_factor(self.optim, self.step_count, self.total_steps)
+        report = self._step(lr, bad_loss, nothing=total <= 0)
+        return merge_metrics(collected) | report
+
+    def _loss(
+        self, rows: TensorDict, index: Tensor, loss_fn: LossFn, options: dict[str, float]
+    ) -> tuple[Tensor, Metrics]:
+        if len(index) == 0:  # join the collectives, add nothing
+            outputs = self.root(empty_pack(self.device), **options)
+            return torch.stack([out.sum() for out in outputs.values()]).sum() * 0.0, {}
+        part = rows[index]
+        outputs = self.root(pack(part, self.device), **options)
+        loss, metrics = loss_fn(ModelOutputs(**outputs), part.to(self.device))
+        if not loss.requires_grad:  # nothing of this micro-batch counts, but the backward pass is collective
+            loss = loss + torch.stack([out.sum() for out in outputs.values()]).sum() * 0.0
+        return loss, metrics
+
+    def _step(self, lr: float, bad_loss: str | None, nothing: bool) -> Metrics:
+        """Clip and step, or skip; all ranks take the same way."""
+        assert self.optimizer is not None
+        named = self._named_weights()
+        grads = [t.grad for t in named.values() if t.grad is not None]
+        norm = float(full_tensor(torch.nn.utils.get_total_norm(grads)).item()) if grads else 0.0
+        skip = self.ranks.max(float(bad_loss is not None or not math.isfinite(norm))) > 0
+        if skip:
+            culprit = bad_loss or _first_bad_gradient(named) or "another rank's loss or gradient"
+            logger.warning("Rank %d: step %d skipped, %s is not finite.", self.ranks.rank, self.step_count + 1, culprit)
+        elif nothing:
+            logger.warning("Step %d has no token to learn from on any rank; the weights stay.", self.step_count + 1)
+        else:
+            if self.grad_clip is not None and norm > self.grad_clip:
+                torch._foreach_mul_([local_part(grad) for grad in grads], self.grad_clip / (norm + 1e-6))
+            set_lr(self.optimizer, lr)
+            self.optimizer.step()
+            self.step_count += 1
+            if self._masters is not None:
+                self._masters.publish()
+        self.optimizer.zero_grad(set_to_none=True)
+        # one rank speaks for all, so that the sum over ranks counts a skipped step once
+        skipped = float(skip and self.ranks.rank == 0)
+        return {"grad_norm": Metric.last(norm), "lr": Metric.last(lr), "skipped_updates": Metric.sum(skipped)}
+
+    def _sync_replicas(self, last: bool) -> None:
+        """With replicas of the shards, add gradients over replicas once per step and not once per micro-batch."""
+        if isinstance(self.root, FSDPModule):
+            self.root.set_requires_all_reduce(last)
+
+    def _micro_batches(self, rows: TensorDict) -> list[Tensor]:
+        """Row numbers of each micro-batch; as many on every rank, some perhaps empty."""
+        lengths = row_lengths(rows) if len(rows) else []
+        parts = cut_into_micro_batches(lengths, self.limits, self.flops.cost)
+        rounds = int(self.ranks.max(len(parts)))
+        parts = stretch_to(parts, rounds, lengths, self.limits, self.flops.cost)
+        return [torch.tensor(part, dtype=torch.long, device=rows.device) for part in parts]
+
+    def _ready(self, train: bool) -> None:
+        if self._offloaded:
+            self.onload()
+        if self.root.training != train:
+            self.root.train(train)
+
+    # ---- weights and state
+
+    def _named_weights(self) -> dict[str, Tensor]:
+        """What the optimizer moves: masters where there are any, else the parameters."""
+        return dict(self._masters.masters if self._masters else self.module.named_parameters())
+
+    def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Full tensors under their Hugging Face names, one at a time, tied ones once; all ranks iterate."""
+        self._ready(train=False)
+        kept = self.module.state_dict().keys()
+        buffers = {name: buffer for name, buffer in self.module.named_buffers() if name in kept}
+        for name, tensor in (self._named_weights() | buffers).items():
+            yield name, full_tensor(tensor.detach().to(dtype or tensor.dtype))
+
+    def save(self, folder: Path) -> None:
+        """Model, optimizer and step count; any number of ranks can load it."""
+        self._ready(train=False)
+        tensors = self._model_state()
+        if self.optimizer is not None:
+            tensors |= state.optimizer_tensors(self.optimizer, self._named_weights())
+        state.save_state(folder, tensors, self.sharded)
+
+    def load(self, folder: Path) -> None:
+        """What `save` wrote. An engine without an optimizer takes the model alone."""
+        self._ready(train=False)
+        saved = state.saved_names(folder)
+        tensors = self._model_state()
+        if missing := state.missing_model_tensors(set(tensors), saved):
+            raise CheckpointError(
+                f"The checkpoint {folder} lacks {len(missing)} tensors of this model, the first is {missing[0]!r}. "
+                "It was written for another model."
+            )
+        if self.optimizer is not None:
+            self.optimizer.state.clear()
+            if any(name.startswith(state.OPTIMIZER) for name in saved):
+                state.create_optimizer_state(self.optimizer)
+            tensors |= state.optimizer_tensors(self.optimizer, self._named_weights())
+        state.load_state(folder, {name: tensor for name, tensor in tensors.items() if name in saved}, self.sharded)
+        self.step_count = int(tensors[state.STEP_COUNT].item())
+        if self._masters is not None:
+            self._masters.publish()
+
+    def _model_state(self) -> dict[str, Tensor]:
+        named = {f"{state.MODEL}{name}": tensor.detach() for name, tensor in self._named_weights().items()}
+        return named | {state.STEP_COUNT: torch.tensor(self.step_count)}
+
+    # ---- memory
+
+    def offload(self) -> None:
+        """Move to host memory what `fsdp.param_offload` and `optimizer_offload` name; the next use brings it back."""
+        self._offloaded = True
+        self._move(torch.device("cpu"))
+
+    def onload(self) -> None:
+        self._offloaded = False
+        self._move(self.device)
+
+    def _move(self, device: torch.device) -> None:
+        if self.device.type == "cpu":
+            return
+        if self.fsdp.param_offload:
+            self.root.to(device)
+            for master in self._masters.masters.values() if self._masters else ():
+                master.data = master.data.to(device, non_blocking=True)
+        if self.fsdp.optimizer_offload and self.optimizer is not None:
+            for kept in self.optimizer.state.values():
+                kept.update({k: v.to(device, non_blocking=True) for k, v in kept.items() if isinstance(v, Tensor)})
+        torch.cuda.synchronize(self.device)
+        torch.cuda.empty_cache()
+
+    @contextmanager
+    def reference(self) -> Iterator[None]:
+        """Inside, the engine computes with the weights the run began from; without adapters these are its own."""
+        yield
+
+
+def _rows(batch: DataProto) -> TensorDict:
+    """The tensor columns; a batch without any has no rows."""
+    if batch.batch is not None:
+        return batch.batch
+    nothing = torch.zeros(0, 0, dtype=torch.long)
+    return TensorDict(dict.fromkeys(COLUMNS, nothing), batch_size=[0])
+
+
+def _grid(rows: TensorDict) -> Tensor:
+    return torch.zeros(rows["responses"].shape, dtype=torch.float32, device=rows["responses"].device)
+
+
+def _first_bad_gradient(named: dict[str, Tensor]) -> str | None:
+    for name, tensor in named.items():
+        if tensor.grad is not None and not bool(torch.isfinite(local_part(tensor.grad)).all()):
+            return f"the gradient of {name}"
+    return None

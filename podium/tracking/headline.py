@@ -1,0 +1,112 @@
+"""The few numbers a person watches, picked from a step's metrics, and how they look as text.
+
+Nothing here prints.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Mapping, Sequence
+
+HEADLINES = ("reward", "validation", "KL", "entropy", "length", "tokens/s")
+_SOURCES = {
+    "reward": ("critic/score/mean", "critic/rewards/mean"),
+    "KL": ("actor/reward_kl_penalty", "actor/kl_loss", "actor/ppo_kl"),
+    "entropy": ("actor/entropy",),
+    "length": ("response_length/mean",),
+}
+"""For each headline the metrics that can supply it; the first one present does. KL: to the reference, else to the old
+policy."""
+_CORE = re.compile(r"val-core/(?P<source>.+)/(?P<variable>[^/]+)/mean@\d+")
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def headline_values(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The headlines a step's metrics can supply; non-finite numbers are left out."""
+    values = {}
+    for name, sources in _SOURCES.items():
+        found = next((metrics[source] for source in sources if source in metrics), None)
+        if found is not None:
+            values[name] = found
+    tokens, seconds = metrics.get("perf/total_num_tokens"), metrics.get("perf/time_per_step")
+    if tokens and seconds:
+        values["tokens/s"] = tokens / seconds
+    elif "perf/throughput" in metrics:
+        values["tokens/s"] = metrics["perf/throughput"]
+    return {name: float(value) for name, value in values.items() if math.isfinite(value)}
+
+
+def validation_scores(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The main validation number of each data source: accuracy where there is one, else score, else reward."""
+    found: dict[str, dict[str, float]] = {}
+    for name, value in metrics.items():
+        if (match := _CORE.fullmatch(name)) and math.isfinite(value):
+            found.setdefault(match["source"], {})[match["variable"]] = float(value)
+    scores = {}
+    for source, variables in found.items():
+        main = next((name for name in ("acc", "score", "reward") if name in variables), next(iter(variables)))
+        scores[source] = variables[main]
+    if scores:
+        return scores
+    prefix = "val/test_score/"
+    plain = {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
+    return {source: float(value) for source, value in plain.items() if math.isfinite(value)}
+
+
+def mean_score(metrics: Mapping[str, float]) -> float | None:
+    """One number for all data sources, each counting the same."""
+    scores = validation_scores(metrics)
+    return sum(scores.values()) / len(scores) if scores else None
+
+
+def number(value: float) -> str:
+    """About three digits that matter, in at most eight characters for what training shows."""
+    size = abs(value)
+    if size >= 1e6:
+        return f"{value:.2e}"
+    if size >= 1000:
+        return f"{value:,.0f}"
+    if size >= 100:
+        return f"{value:.0f}"
+    if size >= 10:
+        return f"{value:.1f}"
+    if size >= 1:
+        return f"{value:.2f}"
+    if size >= 0.001 or size == 0:
+        return f"{value:.3f}"
+    return f"{value:.1e}"
+
+
+def duration(seconds: float) -> str:
+    """1:05, or 2:03:04 past an hour."""
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The whole history in at most `width` bars; each bar is a mean."""
+    if len(values) < 2 or width < 1:
+        return ""
+    size = len(values) / min(width, len(values))
+    edges = [round(index * size) for index in range(min(width, len(values)) + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
+    low, high = min(means), max(means)
+    if high - low <= 1e-12 * max(abs(low), abs(high), 1e-300):
+        return _BARS[0] * len(means)
+    return "".join(_BARS[min(7, int((mean - low) / (high - low) * 8))] for mean in means)
+
+
+def trend(values: Sequence[float], window: int = 5) -> str:
+    """Whether the last few values are above, below or about the few before them."""
+    window = min(window, len(values) // 2)
+    if window == 0:
+        return " "
+    new, old = values[-window:], values[-2 * window : -window]
+    change = sum(new) / window - sum(old) / window
+    noise = 0.05 * (max(values) - min(values)) or 0.0
+    if abs(change) <= noise:
+        return "→"
+    return "↗" if change > 0 else "↘"

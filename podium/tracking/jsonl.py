@@ -1,0 +1,119 @@
+"""Files of one JSON object per line that survive a crash in the middle of a line.
+
+A line is appended with one write and is in the file when `append` returns. A last line without its newline is what a
+crash left: readers skip it and a writer cuts it off. Not-a-number and infinity, which JSON lacks, become null.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+
+class JsonLines:
+    """An append-only file. A full disk costs lines, not the run: a failed write is undone, logged once, and counted."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lost = 0
+        """Lines that could not be written."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _cut_partial_line(path)
+        self._file = path.open("ab", buffering=0)
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        line = encode(record)
+        end = self._file.seek(0, os.SEEK_END)
+        try:
+            written = self._file.write(line)
+            if written != len(line):
+                raise OSError(f"{written} of {len(line)} bytes written")
+        except OSError as error:
+            if not self.lost:
+                log.warning("%s cannot be written (%s); the run goes on and its lines are lost", self.path, error)
+            self.lost += 1
+            os.ftruncate(self._file.fileno(), end)
+
+    def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
+        """Drop the lines that are not wanted; the file is replaced whole."""
+        records = [record for record in read_lines(self.path) if wanted(record)]
+        self._file.close()
+        write_lines(self.path, records)
+        self._file = self.path.open("ab", buffering=0)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The complete lines of a file, none if there is no file. A damaged line is skipped with a warning."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                record = json.loads(line)
+            except ValueError:
+                record = None
+            if isinstance(record, dict):
+                yield record
+            else:
+                log.warning("%s line %d is not a JSON object and is skipped", path, number)
+
+
+def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Write a whole file, or leave what was there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with partial.open("wb") as file:
+            file.writelines(encode(record) for record in records)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def encode(record: Mapping[str, Any]) -> bytes:
+    return (json.dumps(plain(record), ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8", "backslashreplace")
+
+
+def plain(value: Any) -> Any:
+    """The value in JSON's types: arrays as lists, other objects as their text, non-finite numbers as null."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    if hasattr(value, "tolist"):  # numpy and torch, without importing either
+        return plain(value.tolist())
+    return str(value)
+
+
+def _cut_partial_line(path: Path) -> None:
+    if not path.exists():
+        return
+    content_end = path.stat().st_size
+    with path.open("rb+") as file:
+        position = content_end
+        while position > 0:
+            start = max(0, position - 65536)
+            file.seek(start)
+            newline = file.read(position - start).rfind(b"\n")
+            if newline >= 0:
+                position = start + newline + 1
+                break
+            position = start
+        if position != content_end:
+            file.truncate(position)

@@ -1,0 +1,77 @@
+"""CriticWorker: the value function, trained beside the policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tensordict import TensorDict
+from torch import Tensor
+
+from podium.algorithms import agg_count, value_loss_sum
+from podium.config.schema import Config
+from podium.engines.train.base import ModelOutputs
+from podium.engines.train.torch import TorchEngine
+from podium.metric import Metrics
+from podium.models.load import resolve_dtype
+from podium.models.value import load_value_model
+from podium.protocol import DataProto
+from podium.single_controller.dispatch import Dispatch, register
+from podium.single_controller.roles import Role
+from podium.single_controller.worker import Worker
+from podium.workers.optimization import optimizer_steps, run_updates, total_optimizer_steps
+
+
+class CriticWorker(Worker):
+    def __init__(self, config: Config, role: Role, total_training_steps: int) -> None:
+        self.config, self.total_training_steps = config, total_training_steps
+
+    @register(Dispatch.ONE_TO_ALL)
+    def init_model(self) -> None:
+        self.setup_distributed(self.config.trainer.worker_start_timeout_s)
+        critic = self.config.critic
+        assert critic.max_tokens_per_micro_batch is not None, "resolved by load_config"
+        self.engine = TorchEngine(
+            load_value_model(critic.model, device=self.device),
+            fsdp=critic.fsdp,
+            optim=critic.optim,
+            total_steps=total_optimizer_steps(self.total_training_steps, critic, self.config.data),
+            max_tokens_per_micro_batch=critic.max_tokens_per_micro_batch,
+            micro_batch_size_per_gpu=critic.micro_batch_size_per_gpu,
+            grad_clip=critic.grad_clip,
+            dtype=resolve_dtype(critic.model.dtype, self.device),
+            device=self.device,
+        )
+
+    @register(Dispatch.DP_COMPUTE_PROTO)
+    def compute_values(self, data: DataProto) -> DataProto:
+        return DataProto.from_dict({"values": self.engine.values(data) * data.tensors()["response_mask"]})
+
+    @register(Dispatch.DP_COMPUTE_METRIC)
+    def update_critic(self, data: DataProto) -> Metrics:
+        epochs = self.config.critic.ppo_epochs
+        assert epochs is not None, "resolved by load_config"
+        steps = optimizer_steps(data, epochs, self.config.actor_rollout_ref.actor.shuffle, data.meta_info["seed"])
+        return run_updates(steps, self._update_step, "critic")
+
+    def _update_step(self, rows: DataProto) -> Metrics:
+        mode, l_max = self.config.critic.loss_agg_mode, float(self.config.data.max_response_length)
+        return self.engine.update(rows, self._loss, agg_count(rows.tensors()["response_mask"], mode, l_max))
+
+    def _loss(self, outputs: ModelOutputs, rows: TensorDict) -> tuple[Tensor, Metrics]:
+        assert outputs.values is not None
+        return value_loss_sum(
+            outputs.values,
+            rows["returns"],
+            rows["values"],
+            rows["response_mask"],
+            self.config.critic.cliprange_value,
+            self.config.critic.loss_agg_mode,
+        )
+
+    @register(Dispatch.ONE_TO_ALL)
+    def save_checkpoint(self, folder: str) -> None:
+        self.engine.save(Path(folder) / "critic")
+
+    @register(Dispatch.ONE_TO_ALL)
+    def load_checkpoint(self, folder: str) -> None:
+        self.engine.load(Path(folder) / "critic")

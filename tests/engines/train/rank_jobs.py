@@ -1,0 +1,134 @@
+"""Work that several ranks do together, and a runner for it: one process per rank, gloo, one thread each."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from tensordict import TensorDict
+from torch import Tensor
+from train_cases import make_batch, make_model, policy_loss, tokens, value_loss
+
+from podium.config.schema import FSDPConfig, OptimConfig
+from podium.engines.train.base import ModelOutputs
+from podium.engines.train.torch import TorchEngine
+from podium.metric import Metrics, merge_metrics
+from podium.models.value import ValueModel
+from podium.protocol import DataProto
+
+Job = Callable[..., object]
+
+
+def run_ranks(job: Job, num_ranks: int, folder: Path, *args: object) -> list[object]:
+    """`job(*args)` on every rank; what each rank returned."""
+    folder.mkdir(parents=True, exist_ok=True)
+    mp.get_context("forkserver").set_forkserver_preload([__name__])  # torch is imported once, not once per rank
+    mp.start_processes(_rank, (job, num_ranks, folder, args), num_ranks, start_method="forkserver")
+    return [torch.load(folder / f"result_{rank}.pt", weights_only=False) for rank in range(num_ranks)]
+
+
+def _rank(rank: int, job: Job, num_ranks: int, folder: Path, args: tuple[object, ...]) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    warnings.simplefilter("error", DeprecationWarning)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=num_ranks)
+    torch.save(job(*args), folder / f"result_{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def split(batch: DataProto, sizes: list[int]) -> DataProto:
+    """This rank's rows, when rank r has sizes[r] of them."""
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    return batch.slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
+
+
+def make_engine(seed: int = 0, **changes: object) -> TorchEngine:
+    model = make_model("qwen2", seed, gradient_checkpointing=bool(changes.pop("gradient_checkpointing", False)))
+    return TorchEngine(model, **({"optim": OptimConfig(lr=1e-3)} | changes))  # type: ignore[arg-type]
+
+
+def gathered(engine: TorchEngine) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in engine.weights()}
+
+
+def train(sizes: list[int], steps: int, changes: dict[str, object]) -> tuple[dict[str, Tensor], Metrics]:
+    """Some steps over 8 rows; the weights, and the last metrics."""
+    engine = make_engine(**({"max_tokens_per_micro_batch": 30} | changes))
+    rows = split(make_batch(8), sizes)
+    for _ in range(steps):
+        metrics = engine.update(rows, policy_loss, tokens(rows), temperature=0.8)
+    return gathered(engine), metrics
+
+
+def score(sizes: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    rows = split(make_batch(8), sizes)
+    engine = make_engine(max_tokens_per_micro_batch=30)
+    value = ValueModel(make_model("qwen2").base_model)
+    torch.manual_seed(0)
+    torch.nn.init.normal_(value.value_head.weight)
+    critic = TorchEngine(value, optim=OptimConfig(lr=1e-3))
+    critic.update(rows, value_loss, tokens(rows))
+    return (
+        engine.log_probs(rows, temperature=1.0)["log_probs"],
+        critic.values(rows),
+        engine.mean_hidden(rows),
+    )
+
+
+def skip_one(sizes: list[int]) -> tuple[dict[str, Tensor], dict[str, Tensor], Metrics]:
+    """The last rank's loss is not a number: weights before and after, and metrics."""
+    last = dist.get_world_size() - 1
+
+    def poisoned(outputs: ModelOutputs, rows: TensorDict) -> tuple[Tensor, Metrics]:
+        loss, metrics = policy_loss(outputs, rows)
+        return loss * (float("nan") if dist.get_rank() == last else 1.0), metrics
+
+    engine = make_engine()
+    rows = split(make_batch(8), sizes)
+    before = gathered(engine)
+    metrics = engine.update(rows, poisoned, tokens(rows))
+    assert engine.step_count == 0
+    return before, gathered(engine), metrics
+
+
+def train_and_save(sizes: list[int], folder: Path) -> dict[str, Tensor]:
+    """Two steps, save, two more."""
+    engine = make_engine()
+    rows = split(make_batch(8), sizes)
+    for step in range(4):
+        if step == 2:
+            engine.save(folder)
+        engine.update(rows, policy_loss, tokens(rows))
+    return gathered(engine)
+
+
+def load_and_train(sizes: list[int], folder: Path) -> dict[str, Tensor]:
+    engine = make_engine(seed=7)
+    engine.load(folder)
+    assert engine.step_count == 2
+    rows = split(make_batch(8), sizes)
+    for _ in range(2):
+        engine.update(rows, policy_loss, tokens(rows))
+    return gathered(engine)
+
+
+def many(cases: list[tuple[Job, tuple[object, ...]]]) -> list[object]:
+    """Several jobs in one start of the ranks."""
+    return [job(*args) for job, args in cases]
+
+
+SHARDED_FORMS: dict[str, dict[str, object]] = {
+    "plain": {},
+    "one row at a time": {"micro_batch_size_per_gpu": 1},
+    "gradient checkpointing": {"gradient_checkpointing": True},
+    "parameters kept together": {"fsdp": FSDPConfig(reshard_after_forward=False)},
+    "replicas": {"fsdp": FSDPConfig(fsdp_size=1)},
+}
+
+__all__ = ["SHARDED_FORMS", "load_and_train", "many", "merge_metrics", "run_ranks", "score", "skip_one", "train"]

@@ -1,0 +1,38 @@
+"""One Ray for all tests of this folder, with four logical CPUs on whatever machine this is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from controller_toys import Toy
+
+from podium.single_controller import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup, ensure_ray, shutdown_ray
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[None]:
+    ensure_ray(num_cpus=4)
+    yield
+    shutdown_ray()
+
+
+@pytest.fixture(scope="session")
+def logs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("worker_logs")
+
+
+@pytest.fixture(scope="session")
+def pair(cluster: None, logs_folder: Path) -> Iterator[RayWorkerGroup]:
+    """Two healthy workers that several tests share; a test that hurts workers makes its own."""
+    group = RayWorkerGroup(
+        RayResourcePool([2], max_colocate_count=4, name_prefix="pair"),
+        RayClassWithInitArgs(Toy, scale=2),
+        name_prefix="toy",
+        start_timeout_s=60,
+        call_timeout_s=30,
+        env_vars={"PODIUM_WORKER_LOGS": str(logs_folder), "TOY_SETTING": "given"},
+    )
+    yield group
+    group.shutdown()

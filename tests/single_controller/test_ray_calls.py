@@ -1,0 +1,126 @@
+"""What the controller says when a worker raises, dies, hangs or never starts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from controller_light import Light, Peer
+from controller_toys import make_batch
+
+from podium.errors import PodiumError, WorkerDied, WorkerError, WorkerTimeout
+from podium.single_controller import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+
+
+@pytest.fixture
+def mortal(cluster: None, tmp_path: Path) -> Iterator[RayWorkerGroup]:
+    """Two workers that may be hurt."""
+    group = RayWorkerGroup(
+        RayResourcePool([2], name_prefix="mortal"),
+        RayClassWithInitArgs(Light),
+        name_prefix="critic",
+        start_timeout_s=60,
+        call_timeout_s=30,
+        env_vars={"PODIUM_WORKER_LOGS": str(tmp_path)},
+    )
+    yield group
+    group.shutdown()
+
+
+def test_an_exception_arrives_with_role_rank_method_and_the_workers_own_traceback(pair: RayWorkerGroup) -> None:
+    with pytest.raises(WorkerError) as caught:
+        pair.raise_on(1)
+    error = caught.value
+    assert (type(error), error.role, error.rank, error.method) == (WorkerError, "toy", 1, "raise_on")
+    assert str(error).startswith("toy worker, rank 1, failed in raise_on(): KeyError: 'the missing key'")
+    assert '{}["the missing key"]' in error.remote_traceback and "controller_light.py" in error.remote_traceback
+    assert "ray" not in error.remote_traceback.replace("raise_on", "")
+    assert pair.ask_first("still there?") == "rank 0: still there?"
+
+
+def test_an_exception_is_seen_while_the_other_rank_hangs(pair: RayWorkerGroup) -> None:
+    start = time.monotonic()
+    with pytest.raises(WorkerError, match=r"rank 0, failed in raise_on\(\): KeyError"):
+        pair.raise_on(0, others_sleep_s=3.0)
+    assert time.monotonic() - start < 2.5
+
+
+def test_an_unknown_method_and_a_wrong_argument_are_the_workers_exceptions(pair: RayWorkerGroup) -> None:
+    with pytest.raises(WorkerError, match=r"no_such\(\): AttributeError: 'Toy' object has no attribute 'no_such'"):
+        pair.execute_all("no_such")
+    with pytest.raises(WorkerError, match=r"scaled\(\): TypeError: .*unexpected keyword argument 'ofset'"):
+        pair.scaled(make_batch(1), ofset=1)
+
+
+def test_a_killed_worker_is_seen_within_seconds_while_the_other_sleeps(mortal: RayWorkerGroup) -> None:
+    future = mortal.nap(-1, 60.0)
+    time.sleep(0.5)
+    start = time.monotonic()
+    os.kill(mortal.placements[1].pid, signal.SIGKILL)
+    with pytest.raises(WorkerDied) as caught:
+        future.get()
+    assert time.monotonic() - start < 5.0
+    message = str(caught.value)
+    assert (caught.value.role, caught.value.rank, caught.value.method) == ("critic", 1, "nap")
+    assert "its process is gone" in message
+    assert "last log lines of rank 1" in message and "rank 1 goes to sleep" in message
+    assert future.done()
+    with pytest.raises(WorkerDied):
+        future.get()
+    assert mortal.dead_ranks() == [1] and not mortal.is_alive()
+    with pytest.raises(WorkerDied, match="rank 1"):
+        mortal.where()
+
+
+def test_the_death_is_blamed_and_not_the_peer_whose_collective_broke(cluster: None) -> None:
+    group = RayWorkerGroup(
+        RayResourcePool([2], name_prefix="peers"), RayClassWithInitArgs(Peer), "peer", start_timeout_s=60
+    )
+    future = group.wait_for_rank_one()
+    time.sleep(0.5)
+    start = time.monotonic()
+    os.kill(group.placements[1].pid, signal.SIGKILL)
+    with pytest.raises(WorkerDied, match=r"peer worker, rank 1, failed in wait_for_rank_one\(\): its process is gone"):
+        future.get()
+    assert time.monotonic() - start < 5.0
+    group.shutdown()
+
+
+def test_a_timeout_names_role_rank_method_seconds_and_shows_where_the_worker_is(mortal: RayWorkerGroup) -> None:
+    future = mortal.nap(1, 60.0)
+    start = time.monotonic()
+    with pytest.raises(WorkerTimeout) as caught:
+        future.get(timeout=1.0)
+    assert time.monotonic() - start < 4.0
+    message = str(caught.value)
+    assert "critic worker, rank 1 of 2, did not finish nap() within 1 s" in message
+    assert "trainer.worker_timeout_s" in message
+    assert "rank 1 goes to sleep" in message
+    assert "controller_light.py" in message and "in nap" in message, "the stack of the silent worker"
+    mortal.call_timeout_s = 0.5
+    with pytest.raises(WorkerTimeout, match=r"ranks? .*1 of 2, did not finish where\(\) within 0.5 s"):
+        mortal.where()
+
+
+def test_a_worker_that_cannot_be_made_is_reported_and_leaves_nothing_behind(cluster: None) -> None:
+    pool = RayResourcePool([2], name_prefix="broken")
+    with pytest.raises(WorkerError, match=r"actor worker, rank 1, failed in __init__\(\): RuntimeError: no weights"):
+        RayWorkerGroup(pool, RayClassWithInitArgs(Light, fail_on_rank=1), "actor", start_timeout_s=60)
+    group = RayWorkerGroup(pool, RayClassWithInitArgs(Light), "actor", start_timeout_s=60, call_timeout_s=30)
+    assert len(group.where()) == 2
+    group.shutdown()
+    group.shutdown()
+    with pytest.raises(PodiumError, match=r"the group of actor is shut down; where\(\) cannot be called"):
+        group.where()
+
+
+def test_a_start_has_a_limit(cluster: None) -> None:
+    pool = RayResourcePool([1], max_colocate_count=2, name_prefix="late")
+    lease = pool.acquire(timeout_s=10)
+    with pytest.raises(WorkerTimeout, match=r"late worker, rank 0 of 1, did not finish start\(\) within"):
+        RayWorkerGroup(pool, RayClassWithInitArgs(Light), "late", start_timeout_s=0.05)
+    pool.release(lease)
