@@ -12,6 +12,8 @@ import heapq
 from bisect import bisect, insort
 from collections.abc import Sequence
 
+_EMPTIEST = 8
+"""Parts that the fullest tries to swap with before it is set aside."""
 Part = tuple[float, int, list[int]]
 """Cost, a number that orders equals, and the items."""
 
@@ -96,16 +98,18 @@ def _merge(left: list[Part], right: list[Part], k: int) -> list[Part]:
 def _swap(parts: list[list[int]], costs: Sequence[float], tolerance: float = 1e-3) -> None:
     """Swap items of the fullest part for cheaper ones of an emptier part while that lowers the larger of the two sums.
 
-    Ends when the fullest is within `tolerance` of the mean, when no swap helps, or after a few swaps per item.
+    A part that no swap relieves (one giant item) is set aside. Ends when the fullest of the others is within
+    `tolerance` of their mean, or after a few swaps per item.
     """
     ranked = [sorted((costs[item], item) for item in part) for part in parts]
     sums = [float(sum(cost for cost, _ in part)) for part in ranked]
-    target = sum(sums) / max(1, len(sums)) * (1.0 + tolerance)
+    open_parts = list(range(len(parts)))
     for _ in range(4 * len(costs)):
-        fullest = max(range(len(sums)), key=lambda i: (sums[i], i))
-        if sums[fullest] <= target:
+        open_parts.sort(key=lambda i: (sums[i], i))
+        fullest = open_parts[-1]
+        if sums[fullest] <= sum(sums[i] for i in open_parts) / len(open_parts) * (1.0 + tolerance):
             break
-        for other in sorted(range(len(sums)), key=lambda i: (sums[i], i)):
+        for other in open_parts[: min(_EMPTIEST, len(open_parts) - 1)]:
             pair = _best_pair(ranked[fullest], ranked[other], (sums[fullest] - sums[other]) / 2)
             if pair is not None:
                 _exchange(ranked[fullest], ranked[other], *pair)
@@ -113,7 +117,7 @@ def _swap(parts: list[list[int]], costs: Sequence[float], tolerance: float = 1e-
                 sums[fullest], sums[other] = sums[fullest] - moved, sums[other] + moved
                 break
         else:
-            break
+            open_parts.pop()
     parts[:] = [[item for _, item in part] for part in ranked]
 
 

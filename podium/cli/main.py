@@ -17,10 +17,10 @@ from podium.errors import ConfigError, PodiumError
 
 EPILOG = """\
 examples:
-  podium train                               the built-in defaults
-  podium train grpo_addition                 recipes/grpo_addition.yaml
-  podium train my.yaml trainer.seed=7        a recipe of your own, one setting changed
-  podium train my.yaml --dry-run             what would run, without running it
+  podium train                          the built-in defaults
+  podium train quickstart               recipes/quickstart.yaml
+  podium train my.yaml trainer.seed=7   a recipe of yours, one setting changed
+  podium train my.yaml --dry-run        what would run, without running it
 
 `podium <command> --help` says more about a command.
 """
@@ -61,9 +61,15 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"podium {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="<command>", required=True)
+    commands = parser.add_subparsers(title="commands", metavar="<command>")
     train.add_parser(commands)
+    parser.set_defaults(run=lambda _: _show_help(parser))
     return parser
+
+
+def _show_help(parser: argparse.ArgumentParser) -> int:
+    parser.print_help(sys.stderr)
+    return 2
 
 
 def _unknown_option(word: str) -> str:

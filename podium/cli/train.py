@@ -22,9 +22,9 @@ wins over the recipe. The value is YAML; a list is [a,b] or a single item.
 
 examples:
   podium train                               the built-in defaults
-  podium train grpo_addition                 recipes/grpo_addition.yaml
-  podium train grpo_addition trainer.seed=7 actor_rollout_ref.rollout.n=16
-  podium train grpo_addition trainer.runtime=ray trainer.n_gpus_per_node=2
+  podium train quickstart                    recipes/quickstart.yaml
+  podium train quickstart trainer.seed=7 actor_rollout_ref.rollout.n=16
+  podium train quickstart trainer.runtime=ray trainer.n_gpus_per_node=2
   podium train data.train_files=train.parquet --dry-run
 
 The run folder, runs/<project>/<experiment>, keeps metrics.jsonl, samples,

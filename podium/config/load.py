@@ -129,27 +129,33 @@ def _parent(tree: DictConfig, path: tuple[str, ...]) -> DictConfig:
 
 
 def _fit(setting: Setting, annotation: Any) -> tuple[Any, bool]:
-    """The value in the form its field wants, and whether its kind is right at all (OmegaConf checks the rest)."""
+    """The value in the form its field wants, and whether its kind is right (OmegaConf checks text and choices)."""
     value = setting.text if wants_text(annotation) else setting.value
     base, null = optional(annotation)
     if value is None:
         return None, null
-    if get_origin(base) is list:
-        items = value if isinstance(value, list) else [value]
-        base, value = get_args(base)[0], items
-        if any(item is None for item in items):
-            return value, False
-    else:
-        items = [value]
-    if any(isinstance(item, str) and "${" in item for item in items):
-        return value, True
+    if get_origin(base) is not list:
+        return _fit_item(value, base)
+    items = value if isinstance(value, list) else [value]
+    fitted = [_fit_item(item, get_args(base)[0]) for item in items]
+    return [item for item, _ in fitted], all(fits for _, fits in fitted)
+
+
+def _fit_item(item: Any, base: Any) -> tuple[Any, bool]:
+    if isinstance(item, str) and "${" in item:
+        return item, True
     if base is bool:
-        return value, all(isinstance(item, bool) for item in items)
-    if base is int and isinstance(value, float) and value.is_integer():
-        return int(value), True  # total_training_steps=1e3
-    if base in (int, float):
-        return value, all(isinstance(item, int | float) and not isinstance(item, bool) for item in items)
-    return value, True
+        return item, isinstance(item, bool)
+    if base not in (int, float):
+        return item, item is not None
+    if isinstance(item, bool) or not isinstance(item, int | float):
+        return item, False
+    if base is int:
+        return (int(item), True) if item == item // 1 else (item, False)  # 1e3 steps are 1000 steps
+    try:
+        return float(item), True
+    except OverflowError:
+        return item, False
 
 
 def _as_object(tree: DictConfig) -> Config:

@@ -45,6 +45,16 @@ for _class in (_Reader, ConfigDumper):
     _class.add_implicit_resolver(f"{_TAG}null", _NONE, ["N"])
 
 
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    """Unusual line breaks survive only as escapes, in double quotes."""
+    escaped = '"' if any(mark in text for mark in "\r\x85\u2028\u2029\ufeff") else None
+    node: yaml.ScalarNode = dumper.represent_scalar(f"{_TAG}str", text, style=escaped)
+    return node
+
+
+ConfigDumper.add_representer(str, _represent_text)
+
+
 @dataclass(frozen=True)
 class Setting:
     path: tuple[str, ...]

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _LOOK_S = 0.5  # how long one failure may go unseen
 _GRACE_S = 1.0  # after a failure: how long others may take to show that theirs came first
+_PEER_GRACE_S = 4.0  # the same when the failure speaks of a lost peer: Ray may still be finding out who died
+_LOST_PEER = re.compile(r"peer|connection|nccl|gloo|socket", re.IGNORECASE)
 _TAIL_LIMIT_S = 5.0
 
 
@@ -45,7 +47,7 @@ class Crew:
         if place.node_id == ray.get_runtime_context().get_node_id():
             text = logs.tail(place.log_path, pid)
         else:
-            text = _tail_elsewhere(place, pid)
+            text = tail_elsewhere(place, pid)
         return f"\n--- last log lines of rank {rank} ({place.log_path}) ---\n{text}" if text else ""
 
 
@@ -74,8 +76,7 @@ class RayFuture(WorkerFuture[list[Any]]):
             if self._pending and time.monotonic() >= deadline:
                 raise self._timed_out(limit_s)
         if self._error is None and self._failed():
-            if not any(isinstance(failure, Death) for failure in self._failed().values()):
-                self._look(_GRACE_S)
+            self._let_others_show()
             self._error = self._worst()
             self._pending.clear()
         if self._error is not None:
@@ -88,13 +89,23 @@ class RayFuture(WorkerFuture[list[Any]]):
             return
         rank_of = {ref: rank for rank, ref in self._pending.items()}
         ready, _ = ray.wait(list(rank_of), num_returns=len(rank_of), timeout=max(0.0, seconds))
-        for ref in ready:
+        for ref, outcome in zip(ready, _outcomes(ready), strict=True):
             rank = rank_of[ref]
-            self._results[rank] = _outcome(ref)
+            self._results[rank] = outcome
             del self._pending[rank]
 
     def _failed(self) -> dict[int, Failure | Death]:
         return {rank: value for rank, value in self._results.items() if isinstance(value, Failure | Death)}
+
+    def _let_others_show(self) -> None:
+        """Wait a little for a failure that explains the one seen; a death needs no explanation."""
+        failed = self._failed().values()
+        is_lost_peer = all(_LOST_PEER.search(failure.cause) for failure in failed)
+        deadline = time.monotonic() + (_PEER_GRACE_S if is_lost_peer else _GRACE_S)
+        while self._pending and time.monotonic() < deadline:
+            if any(isinstance(failure, Death) for failure in self._failed().values()):
+                return
+            self._look(min(_LOOK_S, deadline - time.monotonic()))
 
     def _worst(self) -> PodiumError:
         failed = self._failed()
@@ -127,8 +138,15 @@ class Death:
     time_s: float
 
 
+def _outcomes(refs: list[ObjectRef[Any]]) -> list[Any]:
+    """The results of calls that are ready; failures of every kind as values."""
+    try:
+        return [unpack(value) for value in ray.get(refs)]  # all at once is much cheaper
+    except ray.exceptions.RayError:
+        return [_outcome(ref) for ref in refs]
+
+
 def _outcome(ref: ObjectRef[Any]) -> Any:
-    """The result of a call that is ready; failures of every kind as values."""
     try:
         return unpack(ray.get(ref))
     except (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError) as error:
@@ -148,8 +166,8 @@ def _reason(text: str) -> str:
     return sentence
 
 
-def _tail_elsewhere(place: Placement, pid: int | None) -> str:
-    """The same, read by a small task on the worker's node."""
+def tail_elsewhere(place: Placement, pid: int | None) -> str:
+    """The last lines of a worker's log, read by a small task on the worker's node."""
     strategy = NodeAffinitySchedulingStrategy(node_id=place.node_id, soft=False)
     read: Any = ray.remote(num_cpus=0, max_retries=0)(logs.tail).options(scheduling_strategy=strategy)
     try:

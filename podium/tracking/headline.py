@@ -90,11 +90,12 @@ def sparkline(values: Sequence[float], width: int) -> str:
     """The whole history in at most `width` bars; each bar is a mean."""
     if len(values) < 2 or width < 1:
         return ""
+    scale = max(map(abs, values)) or 1.0  # keeps sums of huge values finite
     size = len(values) / min(width, len(values))
     edges = [round(index * size) for index in range(min(width, len(values)) + 1)]
-    means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
+    means = [sum(value / scale for value in values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
     low, high = min(means), max(means)
-    if high - low <= 1e-12 * max(abs(low), abs(high), 1e-300):
+    if high - low <= 1e-12:
         return _BARS[0] * len(means)
     return "".join(_BARS[min(7, int((mean - low) / (high - low) * 8))] for mean in means)
 

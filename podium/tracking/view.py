@@ -57,9 +57,12 @@ class View:
     def __rich_console__(self, console: RichConsole, options: ConsoleOptions) -> RenderResult:
         width, height = options.max_width, options.size.height
         metrics = self._metrics(width)
-        parts: list[RenderableType] = [self._header(), self._progress(), Text(), metrics]
-        used = 4 + 1 + 1 + metrics.row_count + 1
-        room = height - used - 4  # the table's blank line, title, heading and the cursor's line
+        parts: list[RenderableType] = [self._progress(), Text(), metrics]
+        room = height - metrics.row_count - 3  # progress, blank line, and the line the cursor is on
+        if room >= 5:
+            parts.insert(0, self._header())
+            room -= 5
+        room -= 3  # blank line, title and heading of the samples
         if self.samples and room >= 1:
             parts += [Text(), self._samples(width, room)]
         yield Group(*parts)

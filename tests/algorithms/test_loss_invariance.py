@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import pytest
@@ -94,7 +95,7 @@ def loss_sum(name: str, mode: str, part: Case, leaf: Tensor, chosen: Tensor | No
 def cut(rows: list[int], cuts: list[int]) -> list[list[int]]:
     """Consecutive pieces; an empty piece is a rank or micro-batch without rows."""
     edges = [0, *sorted(c % (len(rows) + 1) for c in cuts), len(rows)]
-    return [rows[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return [rows[a:b] for a, b in itertools.pairwise(edges)]
 
 
 @pytest.mark.parametrize(("name", "mode"), [*LOSSES, *(("value", mode) for mode in LOSS_AGG_MODES)])

@@ -10,7 +10,7 @@ import pytest
 
 from podium.config import check_config, config_notes, load_config
 from podium.config.names import leaves
-from podium.config.ranges import _RULES, ESTIMATORS, GROUP_ESTIMATORS
+from podium.config.ranges import _RULES, ESTIMATORS, GROUP_ESTIMATORS, KL_ESTIMATORS, POLICY_LOSSES
 from podium.errors import ConfigError
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -45,9 +45,15 @@ def test_settings_that_fit_pass(words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([f"{ACTOR}.ppo_mini_batch_size=24"], "is not a multiple of actor_rollout_ref.actor.ppo_mini_batch_size = 24; 16"),
+        (
+            [f"{ACTOR}.ppo_mini_batch_size=24"],
+            "is not a multiple of actor_rollout_ref.actor.ppo_mini_batch_size = 24; 16",
+        ),
         ([f"{ACTOR}.ppo_mini_batch_size=128"], "64 would fit"),
-        (["algorithm.adv_estimator=gae", "critic.ppo_mini_batch_size=7"], "critic.ppo_mini_batch_size = 7; 4 would fit"),
+        (
+            ["algorithm.adv_estimator=gae", "critic.ppo_mini_batch_size=7"],
+            "critic.ppo_mini_batch_size = 7; 4 would fit",
+        ),
         (["data.train_data_num=10"], "do not fill one batch"),
         ([f"{ROLLOUT}.n=1"], "a group of one has no advantage; set n to 2 or more"),
         (["algorithm.adv_estimator=gae", "critic.enable=false"], "gae needs values: set critic.enable=true"),
@@ -61,7 +67,10 @@ def test_settings_that_fit_pass(words: list[str]) -> None:
         ([f"{ROLLOUT}.temperature=0"], "greedy samples are all alike"),
         ([f"{ROLLOUT}.top_p=0"], "top_p = 0.0 must be above 0 and at most 1"),
         ([f"{ROLLOUT}.top_k=0"], "top_k = 0 must be -1 (off) or at least 1"),
-        (["algorithm.rollout_correction.mode=token", f"{ROLLOUT}.top_p=0.9"], "set top_p=1 top_k=-1 min_p=0, or mode=off"),
+        (
+            ["algorithm.rollout_correction.mode=token", f"{ROLLOUT}.top_p=0.9"],
+            "set top_p=1 top_k=-1 min_p=0, or mode=off",
+        ),
         (["algorithm.rollout_correction.reject_low=2", "algorithm.rollout_correction.reject_high=1"], "must be below"),
         (["algorithm.kl_ctrl.type=adaptive", "algorithm.kl_ctrl.schedule=linear"], "set schedule=null"),
         (["algorithm.ref_quality_score.warmup_ratio=0"], "warmup_ratio = 0.0 must be above 0"),
@@ -121,7 +130,11 @@ def test_files_that_exist_pass(tmp_path: Path) -> None:
     train, reward = tmp_path / "train.parquet", tmp_path / "reward.py"
     train.touch()
     reward.touch()
-    words = [f"data.train_files={train}", f"reward.custom_reward_function={reward}:score", f"trainer.resume_mode={tmp_path}"]
+    words = [
+        f"data.train_files={train}",
+        f"reward.custom_reward_function={reward}:score",
+        f"trainer.resume_mode={tmp_path}",
+    ]
     check_config(load_config(None, [*GOOD, *words]))
 
 
@@ -147,9 +160,11 @@ def test_checking_needs_neither_torch_nor_ray() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 
-def test_the_known_estimators_are_those_that_are_registered() -> None:
-    advantages = pytest.importorskip("podium.algorithms.advantages")
-    registry = getattr(advantages, "ADV_ESTIMATORS", None)
-    if registry is None:
-        pytest.skip("no registry to compare with")
-    assert set(ESTIMATORS) == set(registry)
+def test_the_known_names_are_those_the_algorithms_have() -> None:
+    from podium.algorithms.advantages import AdvantageEstimator
+    from podium.algorithms.kl import KL_PENALTIES
+    from podium.algorithms.losses import policy_loss_names
+
+    assert set(ESTIMATORS) == {str(estimator) for estimator in AdvantageEstimator}
+    assert set(POLICY_LOSSES) == set(policy_loss_names())
+    assert set(KL_ESTIMATORS) == set(KL_PENALTIES)

@@ -86,7 +86,9 @@ def test_an_empty_recipe_and_empty_sections_change_nothing(tmp_path: Path) -> No
 
 
 def test_interpolation_refers_to_other_settings(tmp_path: Path) -> None:
-    path = recipe(tmp_path, "trainer:\n  seed: 11\n  critic_warmup: ${trainer.seed}\n  experiment_name: s-${trainer.seed}\n")
+    path = recipe(
+        tmp_path, "trainer:\n  seed: 11\n  critic_warmup: ${trainer.seed}\n  experiment_name: s-${trainer.seed}\n"
+    )
     config = load_config(path)
     assert (config.trainer.critic_warmup, config.trainer.experiment_name) == (11, "s-11")
 
@@ -118,7 +120,9 @@ def test_an_unknown_key_is_an_error_that_names_the_nearest(word: str, meant: str
 
 
 def test_an_unknown_key_like_no_other_lists_what_its_section_has() -> None:
-    with pytest.raises(ConfigError, match=r"unknown key 'reward.xyzzy'; reward has custom_reward_function, max_failure_"):
+    with pytest.raises(
+        ConfigError, match=r"unknown key 'reward.xyzzy'; reward has custom_reward_function, max_failure_"
+    ):
         load_config(None, ["reward.xyzzy=1"])
 
 
@@ -165,7 +169,9 @@ def test_all_mistakes_are_reported_together(tmp_path: Path) -> None:
     assert all(part in text for part in ("line 2", "line 3", "the command line", "data.shuffle", "a whole number"))
 
 
-@pytest.mark.parametrize("text", ["- a\n- b\n", "just words\n", "a: [1\n", "trainer: {seed: 1, seed: 2}\n", "? [a]\n: 1\n"])
+@pytest.mark.parametrize(
+    "text", ["- a\n- b\n", "just words\n", "a: [1\n", "trainer: {seed: 1, seed: 2}\n", "? [a]\n: 1\n"]
+)
 def test_a_recipe_that_is_no_recipe_is_refused(text: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"recipe.yaml"):
         load_config(recipe(tmp_path, text))
@@ -184,7 +190,7 @@ def test_a_bare_name_is_found_in_recipes(tmp_path: Path, monkeypatch: pytest.Mon
     assert load_config("grpo_small").trainer.seed == load_config("grpo_small.yaml").trainer.seed == 77
     with pytest.raises(ConfigError, match="did you mean grpo_small"):
         load_config("grpo_smal")
-    with pytest.raises(ConfigError, match="no recipe 'elsewhere/grpo_small.yaml'"):
+    with pytest.raises(ConfigError, match=r"no recipe 'elsewhere/grpo_small\.yaml'"):
         load_config("elsewhere/grpo_small.yaml")
 
 
@@ -210,12 +216,14 @@ def test_a_saved_config_reads_back_equal(tmp_path: Path) -> None:
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20).filter(lambda text: text != "???")
 _EXTRA = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | _TEXT,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abc.$é: ", min_size=1, max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text("abc.$é: ", min_size=1, max_size=5), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(text=_TEXT, extra=st.dictionaries(st.text("xyz.", min_size=1, max_size=4), _EXTRA, max_size=3))
 def test_any_text_and_any_free_setting_survive_saving(text: str, extra: dict[str, Any], tmp_path_factory: Any) -> None:
     config = load_config()

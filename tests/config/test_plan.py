@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from podium.config import load_config, make_plan
+from podium.config import Config, load_config, make_plan, resolve
 from podium.config.plan import render
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -46,8 +46,10 @@ def test_train_data_num_limits_the_rows() -> None:
 
 @given(mini=st.integers(1, 12), count=st.integers(1, 12), n=st.integers(1, 5), epochs=st.integers(1, 3))
 def test_every_sample_is_trained_on_once_per_epoch(mini: int, count: int, n: int, epochs: int) -> None:
-    words = [f"data.train_batch_size={mini * count}", f"{ACTOR}.ppo_mini_batch_size={mini}", f"{ROLLOUT}.n={n}"]
-    plan = make_plan(load_config(None, [*words, f"{ACTOR}.ppo_epochs={epochs}"]), None)
+    config = Config()
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    config.data.train_batch_size, actor.ppo_mini_batch_size, rollout.n, actor.ppo_epochs = mini * count, mini, n, epochs
+    plan = make_plan(resolve(config), None)
     assert plan.optimizer_steps * plan.mini_batch_prompts * plan.samples_per_prompt == plan.num_samples * epochs
     assert plan.strictly_on_policy == (count * epochs == 1)
 

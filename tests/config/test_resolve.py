@@ -34,7 +34,9 @@ def test_the_critic_follows_the_actor_where_it_has_no_settings_of_its_own() -> N
     assert (config.critic.model.path, config.critic.model.trust_remote_code) == ("some/model", True)
     assert (config.critic.ppo_epochs, config.critic.max_tokens_per_micro_batch) == (3, 99)
     assert config.actor_rollout_ref.ref.max_tokens_per_micro_batch == 99
-    own = load_config(None, [*words, "critic.model.path=own", "critic.ppo_epochs=1", "critic.max_tokens_per_micro_batch=7"])
+    own = load_config(
+        None, [*words, "critic.model.path=own", "critic.ppo_epochs=1", "critic.max_tokens_per_micro_batch=7"]
+    )
     assert (own.critic.model.path, own.critic.model.trust_remote_code, own.critic.ppo_epochs) == ("own", False, 1)
 
 
@@ -65,7 +67,9 @@ def test_accumulation_words_become_the_actors_and_critics_keys() -> None:
     assert config.trainer.micro_batch_size is config.trainer.gradient_accumulation_steps is None
 
 
-@pytest.mark.parametrize(("words", "runtime"), [([], "local"), (["trainer.nnodes=2"], "ray"), (["trainer.runtime=ray"], "ray")])
+@pytest.mark.parametrize(
+    ("words", "runtime"), [([], "local"), (["trainer.nnodes=2"], "ray"), (["trainer.runtime=ray"], "ray")]
+)
 def test_the_runtime_is_local_for_one_worker_and_ray_for_more(words: list[str], runtime: str) -> None:
     assert load_config(None, words).trainer.runtime == runtime
 

@@ -1,4 +1,4 @@
-"""One Ray for all tests of this folder, with four logical CPUs on whatever machine this is."""
+"""One Ray for all tests of this folder, with eight logical CPUs on whatever machine this is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from podium.single_controller import RayClassWithInitArgs, RayResourcePool, RayW
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[None]:
-    ensure_ray(num_cpus=4)
+    ensure_ray(num_cpus=8)
     yield
     shutdown_ray()
 

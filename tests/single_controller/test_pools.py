@@ -56,16 +56,16 @@ def test_the_message_shows_asked_there_missing_and_a_fix_that_fits(
 
 
 def test_preflight_fails_at_once_with_the_arithmetic(cluster: None) -> None:
-    manager = ResourcePoolManager({"global_pool": [6], "rm_pool": [1]}, {Role.ActorRollout: "global_pool"})
+    manager = ResourcePoolManager({"global_pool": [12], "rm_pool": [1]}, {Role.ActorRollout: "global_pool"})
     start = time.monotonic()
     with pytest.raises(ResourceError) as caught:
         manager.create_resource_pool()
     assert time.monotonic() - start < 1.0
     message = str(caught.value)
-    assert "asked: pool 'global_pool': 6 workers on one node = 6 CPUs" in message
-    assert "4 CPUs (" in message and "0 GPUs (0 free)" in message
-    assert "missing: 6 CPUs together on one node for pool 'global_pool'" in message
-    assert "at most 4" in message
+    assert "asked: pool 'global_pool': 12 workers on one node = 12 CPUs" in message
+    assert "8 CPUs (" in message and "0 GPUs (0 free)" in message
+    assert "missing: 12 CPUs together on one node for pool 'global_pool'" in message
+    assert "at most 8" in message
 
 
 def test_asking_for_gpus_where_there_are_none_fails_at_once(cluster: None) -> None:

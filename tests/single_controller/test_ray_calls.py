@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import time
@@ -14,6 +15,7 @@ from controller_toys import make_batch
 
 from podium.errors import PodiumError, WorkerDied, WorkerError, WorkerTimeout
 from podium.single_controller import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+from podium.single_controller.ray_calls import tail_elsewhere
 
 
 @pytest.fixture
@@ -104,6 +106,13 @@ def test_a_timeout_names_role_rank_method_seconds_and_shows_where_the_worker_is(
     mortal.call_timeout_s = 0.5
     with pytest.raises(WorkerTimeout, match=r"ranks? .*1 of 2, did not finish where\(\) within 0.5 s"):
         mortal.where()
+
+
+def test_the_log_of_a_worker_on_another_node_is_read_there(pair: RayWorkerGroup) -> None:
+    pair.say("far away")
+    place = pair.placements[1]
+    assert "far away" in tail_elsewhere(place, None)
+    assert tail_elsewhere(dataclasses.replace(place, node_id="0" * 56), None) == "", "a node that is gone"
 
 
 def test_a_worker_that_cannot_be_made_is_reported_and_leaves_nothing_behind(cluster: None) -> None:

@@ -125,7 +125,7 @@ def compute_gpg_outcome_advantage(
     Chu et al., "GPG: A Simple and Strong Reinforcement Learning Baseline for Model Reasoning", 2025, arXiv:2504.02546.
     """
     returns, groups = _outcome(token_level_rewards, index)
-    alpha = len(returns) / (returns != 0).sum().clamp(min=1)
+    alpha = len(returns) / (returns != 0).sum().clamp(min=1).double()
     return _pair(_broadcast(alpha * _centered(returns, groups), response_mask, token_level_rewards))
 
 

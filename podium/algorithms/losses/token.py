@@ -106,7 +106,8 @@ def compute_policy_loss_sapo(
     """
     old_log_prob, log_prob, advantages = inside(response_mask, old_log_prob, log_prob, advantages)
     difference = log_ratio(log_prob, old_log_prob)
-    tau = torch.where(advantages > 0, config.policy_loss.tau_pos, config.policy_loss.tau_neg)
+    tau = torch.full_like(advantages, config.policy_loss.tau_neg)
+    tau = tau.masked_fill(advantages > 0, config.policy_loss.tau_pos)
     losses = -advantages * torch.sigmoid(tau * (difference.exp() - 1.0)) * 4.0 / tau
     return finish_policy_loss(losses, response_mask, loss_agg_mode, l_max, difference, rollout_is_weights)
 

@@ -29,9 +29,9 @@ class Pack:
 
     def spread(self, per_token: Tensor) -> Tensor:
         """[N] -> [rows, R], zero where there is no token; differentiable."""
-        rows, width = self.shape
-        grid = per_token.new_zeros(rows * width)
-        return grid.index_copy(0, self.slots, per_token).view(rows, width)
+        grid = per_token.new_zeros(self.shape)
+        width = max(self.shape[1], 1)
+        return grid.index_put((self.slots // width, self.slots % width), per_token)  # no view: FSDP hooks the result
 
     def mean_per_row(self, per_token: Tensor, weights: Tensor) -> Tensor:
         """[N, H] -> [rows, H]: the mean of a row's tokens by `weights` [rows, R]; zero for a row without weight."""

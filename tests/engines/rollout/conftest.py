@@ -82,7 +82,25 @@ def random_prompts_fixture() -> Callable[..., list[list[int]]]:
 def text_tokenizer() -> PreTrainedTokenizerFast:
     """96 tokens: single characters and a few longer pieces, so that a string can end inside a token."""
     letters = "abcdefghijklmnopqrstuvwxyz0123456789<>/.,:;!?()[]+-*=_#@&%$"
-    pieces = [*letters, "ab", "cd", "ef", "gh", "ij", "kl", "mn", "op", "qr", "st", "uv", "wx", "yz", "></", "abc", "def"]
+    pieces = [
+        *letters,
+        "ab",
+        "cd",
+        "ef",
+        "gh",
+        "ij",
+        "kl",
+        "mn",
+        "op",
+        "qr",
+        "st",
+        "uv",
+        "wx",
+        "yz",
+        "></",
+        "abc",
+        "def",
+    ]
     pieces += [f"{a}{b}" for a in "02468" for b in "13579"]
     vocab = {piece: i for i, piece in enumerate(pieces[:VOCAB_SIZE])}
     core = Tokenizer(models.BPE(vocab=vocab, merges=[]))

@@ -27,7 +27,8 @@ Job = Callable[..., object]
 def run_ranks(job: Job, num_ranks: int, folder: Path, *args: object) -> list[object]:
     """`job(*args)` on every rank; what each rank returned."""
     folder.mkdir(parents=True, exist_ok=True)
-    mp.get_context("forkserver").set_forkserver_preload([__name__])  # torch is imported once, not once per rank
+    # torch is imported once, not once per rank (the server does not see the tests' own folder)
+    mp.get_context("forkserver").set_forkserver_preload(["podium.engines.train.torch", "transformers.models.qwen2"])
     mp.start_processes(_rank, (job, num_ranks, folder, args), num_ranks, start_method="forkserver")
     return [torch.load(folder / f"result_{rank}.pt", weights_only=False) for rank in range(num_ranks)]
 

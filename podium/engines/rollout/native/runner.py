@@ -83,7 +83,7 @@ class Runner:
         step = max(1, HEAD_VALUES // self.vocab_size)
         parts = []
         with self._autocast():
-            for start in range(0, len(due), step):
+            for start in range(0, max(1, len(due)), step):  # a chunk of a prompt may leave nothing to sample
                 inside = slice(start, start + step)
                 parts.append(sample_tokens(self._logits(hidden[inside]), rows[inside]))
         tokens, log_probs, raw = (torch.cat(column).cpu().numpy() for column in zip(*parts, strict=True))

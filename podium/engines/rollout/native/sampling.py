@@ -108,11 +108,14 @@ def _draw(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _first_above(cdf: Tensor, target: Tensor) -> Tensor:
-    """The first column above the target, never one of no weight: rounding may push a target to its row's total."""
+    """The first column above the target, never one of no weight: rounding may push a target to its row's total.
+
+    A row of NaN gives some column; its log-prob is NaN, for the caller to see.
+    """
     last = cdf[:, -1]
     below_last = torch.nextafter(last, torch.zeros_like(last))
     target = torch.minimum(target.to(cdf.dtype), below_last)
-    return torch.searchsorted(cdf, target[:, None], right=True).squeeze(1)
+    return torch.searchsorted(cdf, target[:, None], right=True).squeeze(1).clamp_(max=cdf.shape[1] - 1)
 
 
 def _filter(scores: Tensor, rows: SamplingRows) -> Tensor:

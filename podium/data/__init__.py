@@ -1,0 +1,1 @@
+"""Prompts: from files and built-in tasks to batches."""

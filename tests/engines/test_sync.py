@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+
+from podium.config.schema import OptimConfig, RolloutConfig
+from podium.engines.rollout.base import SamplingParams
+from podium.engines.rollout.hf import HFEngine
+from podium.engines.rollout.native.engine import NativeEngine
+from podium.engines.rollout.weights import SLICE_VALUES, sample_values
+from podium.engines.sync import make_probe, publish
+from podium.engines.train.torch import TorchEngine
+from podium.errors import PublishError
+from podium.metric import reduce_metrics
+from podium.models.load import prepare
+
+SMALL = RolloutConfig(max_num_seqs=8, kv_cache_gb=0.01)
+UP_0, UP_1 = (f"model.layers.{i}.mlp.up_proj.weight" for i in range(2))
+Weights = Iterable[tuple[str, Tensor]]
+
+
+def make_model(seed: int = 0) -> PreTrainedModel:
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=64,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=48,
+        max_position_embeddings=64,
+        initializer_range=0.3,
+        tie_word_embeddings=True,
+        eos_token_id=1,
+        bos_token_id=None,
+        pad_token_id=None,
+    )
+    model = Qwen2ForCausalLM(config)
+    prepare(model)
+    return model
+
+
+@pytest.fixture
+def trainer() -> TorchEngine:
+    return TorchEngine(make_model(), optim=OptimConfig(lr=1e-2), total_steps=10)
+
+
+def move(trainer: TorchEngine) -> None:
+    """As an update would: the trainer's weights change in place."""
+    with torch.no_grad():
+        for parameter in trainer.module.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.05)
+
+
+def test_one_module_for_both_is_published_without_a_copy(trainer: TorchEngine) -> None:
+    assert isinstance(trainer.module, PreTrainedModel)
+    rollout = NativeEngine(trainer.module, SMALL)
+    for version in (1, 2):
+        move(trainer)
+        done = publish(trainer, rollout, version, probe=make_probe(trainer))
+        assert (done.mode, done.num_bytes, rollout.version) == ("shared", 0, version)
+        assert done.probe_difference is not None and done.probe_difference < 1e-4
+    assert rollout.generate([[2, 3]], SamplingParams(max_tokens=2))[0][0].version == 2
+    assert reduce_metrics(done.metrics())["publish/version"] == 2
+
+
+@pytest.mark.parametrize("kind", [NativeEngine, HFEngine])
+def test_an_engine_with_its_own_module_gets_every_tensor(
+    kind: Callable[..., NativeEngine | HFEngine], trainer: TorchEngine
+) -> None:
+    rollout = kind(make_model(seed=1), SMALL)
+    move(trainer)
+    done = publish(trainer, rollout, 3, probe=make_probe(trainer))
+    assert done.mode == "gathered" and done.num_bytes > 0
+    held = dict(rollout.weights())
+    assert all(tensor.equal(held[name]) for name, tensor in trainer.module.state_dict().items())
+
+
+def test_a_bfloat16_engine_holds_the_rounded_weights(trainer: TorchEngine) -> None:
+    rollout = NativeEngine(make_model(seed=1).to(torch.bfloat16), SMALL)
+    done = publish(trainer, rollout, 1, probe=make_probe(trainer), tolerance=0.5)
+    assert done.probe_difference is not None and done.probe_difference > 0
+
+
+class FaultyEngine(NativeEngine):
+    """Does something to the weights on their way in, and says nothing."""
+
+    fault: Callable[[Weights], Weights]
+
+    def load_weights(self, weights: Weights, version: int) -> None:
+        super().load_weights(self.fault(weights), version)
+
+
+def corrupted(weights: Weights) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in weights:
+        yield name, tensor + 0.01 if name == UP_1 else tensor
+
+
+def skipped(weights: Weights) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in weights:
+        yield name, make_model(seed=1).state_dict()[name] if name == UP_1 else tensor
+
+
+def swapped(weights: Weights) -> Iterator[tuple[str, Tensor]]:
+    named = dict(weights)
+    named[UP_0], named[UP_1] = named[UP_1], named[UP_0]
+    yield from named.items()
+
+
+def dropped(weights: Weights) -> Iterator[tuple[str, Tensor]]:
+    return ((name, tensor) for name, tensor in weights if name != UP_1)
+
+
+def renamed(weights: Weights) -> Iterator[tuple[str, Tensor]]:
+    return ((name + "_ema" if name == UP_1 else name, tensor) for name, tensor in weights)
+
+
+@pytest.mark.parametrize("fault", [corrupted, skipped, swapped, dropped, renamed])
+def test_a_fault_on_the_way_is_caught_by_the_tensors_name(
+    fault: Callable[[Weights], Weights], trainer: TorchEngine
+) -> None:
+    rollout = FaultyEngine(make_model(seed=1), SMALL)
+    rollout.fault = fault
+    expected = UP_0 if fault is swapped else UP_1
+    with pytest.raises(PublishError, match=f"Tensor {expected}"):
+        publish(trainer, rollout, 1)
+
+
+def wrong_between_the_samples(weights: Weights) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in weights:
+        if name == UP_1:
+            wrong = tensor.clone()
+            wrong += 1.0
+            stride = -(-tensor.numel() // SLICE_VALUES)
+            start = int(sample_values(torch.arange(tensor.numel()), version=1)[0])
+            wrong.view(-1)[start::stride] = tensor.view(-1)[start::stride]
+            tensor = wrong
+        yield name, tensor
+
+
+def test_what_the_sampled_values_miss_the_probe_sees_and_names(trainer: TorchEngine) -> None:
+    rollout = FaultyEngine(make_model(seed=1), SMALL)
+    rollout.fault = wrong_between_the_samples
+    publish(trainer, rollout, 1)
+    with pytest.raises(PublishError, match=rf"log-probs of fixed tokens .* Tensor {UP_1}"):
+        publish(trainer, rollout, 1, probe=make_probe(trainer))
+
+
+def test_a_shared_tensor_that_was_replaced_is_caught(trainer: TorchEngine) -> None:
+    theirs = copy.deepcopy(trainer.module, memo={id(p): p for p in trainer.module.parameters()})
+    assert isinstance(theirs, PreTrainedModel)
+    rollout = NativeEngine(theirs, SMALL)
+    assert publish(trainer, rollout, 1, mode="shared").num_bytes == 0
+    layer = theirs.get_submodule("model.layers.1.mlp.up_proj")
+    layer.weight = torch.nn.Parameter(layer.weight.detach().clone())
+    with pytest.raises(PublishError, match=f"Tensor {UP_1} is not the same storage"):
+        publish(trainer, rollout, 2, mode="shared")
+    assert rollout.version == 1
+
+
+def test_engines_that_compute_differently_are_told_so(trainer: TorchEngine) -> None:
+    assert isinstance(trainer.module, PreTrainedModel)
+    rollout = NativeEngine(trainer.module, SMALL)
+    with pytest.raises(PublishError, match=r"are 1 off the trainer's .* No tensor differs"):
+        publish(trainer, rollout, 1, probe=lambda tokens: make_probe(trainer)(tokens) + 1.0)
+    with pytest.raises(PublishError, match="nan off"):
+        publish(trainer, rollout, 1, probe=lambda tokens: make_probe(trainer)(tokens) * float("nan"))
+
+
+def test_an_engine_that_does_not_take_the_version_is_caught(trainer: TorchEngine) -> None:
+    rollout = NativeEngine(make_model(seed=1), SMALL)
+    rollout.load_weights = lambda weights, version: list(weights) and None  # type: ignore[method-assign]
+    with pytest.raises(PublishError, match="version 0 after version 5"):
+        publish(trainer, rollout, 5)
