@@ -28,9 +28,9 @@ FLOORS: list[set[str]] = [
     {"models"},
     {"engines"},
     {"rewards"},
+    {"checkpoint", "tracking"},
     {"single_controller"},
     {"workers"},
-    {"checkpoint", "tracking"},
     {"trainer"},
     {"cli"},
 ]

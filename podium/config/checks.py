@@ -121,12 +121,12 @@ def _check_sampling(config: Config) -> Problems:
     correction, rollout = config.algorithm.rollout_correction, config.actor_rollout_ref.rollout
     active = {"top_p": rollout.top_p < 1, "top_k": rollout.top_k > 0, "min_p": rollout.min_p > 0}
     filters = [f"{name}={getattr(rollout, name)}" for name, on in active.items() if on]
-    if correction.mode != "off" and filters:
-        yield (
-            f"algorithm.rollout_correction.mode = {correction.mode} with {_ROLLOUT} {', '.join(filters)}: filtered "
-            f"samples have no weight under the full policy; set top_p=1 top_k=-1 min_p=0, or mode=off"
-        )
     low, high = correction.reject_low, correction.reject_high
+    if filters and (correction.mode != "off" or low is not None or high is not None):
+        yield (
+            f"algorithm.rollout_correction with {_ROLLOUT} {', '.join(filters)}: filtered samples have no weight under "
+            f"the full policy; set top_p=1 top_k=-1 min_p=0, or mode=off reject_low=null reject_high=null"
+        )
     if low is not None and high is not None and low >= high:
         yield f"algorithm.rollout_correction.reject_low = {low} must be below reject_high = {high}"
     sampling = rollout.val_kwargs

@@ -29,6 +29,7 @@ class Plan:
     device: str
     num_nodes: int
     num_workers: int
+    max_staleness: int
     num_prompts: int
     samples_per_prompt: int
     num_samples: int
@@ -49,8 +50,8 @@ class Plan:
 
     @property
     def strictly_on_policy(self) -> bool:
-        """One update per batch of samples: nothing needs its old log-probs again."""
-        return self.optimizer_steps == 1
+        """One update per batch, on samples of the very weights it moves."""
+        return self.optimizer_steps == 1 and self.max_staleness == 0
 
 
 def make_plan(config: Config, num_train_rows: int | None) -> Plan:
@@ -80,6 +81,7 @@ def make_plan(config: Config, num_train_rows: int | None) -> Plan:
         device=trainer.device,
         num_nodes=trainer.nnodes,
         num_workers=num_workers(config),
+        max_staleness=trainer.max_staleness,
         num_prompts=data.train_batch_size,
         samples_per_prompt=config.actor_rollout_ref.rollout.n,
         num_samples=samples,
