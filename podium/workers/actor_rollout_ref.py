@@ -27,6 +27,7 @@ from podium.single_controller.dispatch import Dispatch, register
 from podium.single_controller.roles import Role
 from podium.single_controller.worker import Worker
 from podium.workers.actor import Actor
+from podium.workers.engines import make_train_engine
 from podium.workers.optimization import total_optimizer_steps
 from podium.workers.reference import Reference
 from podium.workers.rollout import Rollout
@@ -55,7 +56,8 @@ class ActorRolloutRefWorker(Worker):
         config = self.config.actor_rollout_ref
         budget = config.actor.max_tokens_per_micro_batch if trainable else config.ref.max_tokens_per_micro_batch
         assert budget is not None, "resolved by load_config"
-        return TorchEngine(
+        return make_train_engine(
+            config.actor.strategy,
             load_causal_lm(config.model, device=self.device),
             fsdp=config.actor.fsdp,
             optim=config.actor.optim if trainable else None,
@@ -69,11 +71,9 @@ class ActorRolloutRefWorker(Worker):
 
     def _make_rollout_engine(self) -> RolloutEngine:
         config = self.config.actor_rollout_ref
+        module = self.train_engine.module
         if self.train_engine.sharded:
-            dtype = resolve_dtype(config.model.dtype, self.device)
-            module = load_causal_lm(config.model, dtype=dtype, device=self.device)
-        else:
-            module = self.train_engine.module
+            module = load_causal_lm(config.model, self.train_engine.dtype, self.device)
         return ROLLOUT_ENGINES[config.rollout.name](module, config.rollout, self.tokenizer)
 
     # ---- rollout

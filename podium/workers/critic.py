@@ -10,7 +10,6 @@ from torch import Tensor
 from podium.algorithms import agg_count, value_loss_sum
 from podium.config.schema import Config
 from podium.engines.train.base import ModelOutputs
-from podium.engines.train.torch import TorchEngine
 from podium.metric import Metrics
 from podium.models.load import resolve_dtype
 from podium.models.value import load_value_model
@@ -18,6 +17,7 @@ from podium.protocol import DataProto
 from podium.single_controller.dispatch import Dispatch, register
 from podium.single_controller.roles import Role
 from podium.single_controller.worker import Worker
+from podium.workers.engines import make_train_engine
 from podium.workers.optimization import optimizer_steps, run_updates, total_optimizer_steps
 
 
@@ -30,7 +30,8 @@ class CriticWorker(Worker):
         self.setup_distributed(self.config.trainer.worker_start_timeout_s)
         critic = self.config.critic
         assert critic.max_tokens_per_micro_batch is not None, "resolved by load_config"
-        self.engine = TorchEngine(
+        self.engine = make_train_engine(
+            self.config.actor_rollout_ref.actor.strategy,
             load_value_model(critic.model, device=self.device),
             fsdp=critic.fsdp,
             optim=critic.optim,

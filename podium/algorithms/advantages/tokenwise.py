@@ -14,6 +14,11 @@ from podium.algorithms.groups import Groups, Index
 from podium.algorithms.masking import fold_rewards, inside, masked_whiten, model_token_index
 
 
+def _columns(x: Tensor) -> tuple[Tensor, ...]:
+    """[B, R] -> R tensors [B], each contiguous: a long recursion over strided columns is several times slower."""
+    return x.T.contiguous().unbind(0)
+
+
 def reward_to_go(token_level_rewards: Tensor, response_mask: Tensor, gamma: float = 1.0) -> Tensor:
     """G_t = r_t + γ·G_{t+1} over model tokens [B, R], 0 outside the mask."""
     keep = response_mask.bool()
@@ -22,10 +27,10 @@ def reward_to_go(token_level_rewards: Tensor, response_mask: Tensor, gamma: floa
         return inside(keep, rewards.flip(-1).cumsum(-1).flip(-1))[0]
     carried = rewards.new_zeros(len(rewards))
     steps: list[Tensor] = []
-    for reward, here in zip(reversed(rewards.unbind(-1)), reversed(keep.unbind(-1)), strict=True):
+    for reward, here in reversed(list(zip(_columns(rewards), _columns(keep), strict=True))):
         carried = torch.where(here, reward + gamma * carried, carried)
         steps.append(carried)
-    return inside(keep, torch.stack(steps[::-1], -1))[0] if steps else rewards
+    return inside(keep, torch.stack(steps[::-1]).T)[0] if steps else rewards
 
 
 @register_adv_est(AdvantageEstimator.GAE)
@@ -44,13 +49,13 @@ def compute_gae_advantage_return(
     (values,) = inside(keep, values)
     next_value = carried = values.new_zeros(len(values))
     steps: list[Tensor] = []
-    columns = zip(rewards.unbind(-1), values.unbind(-1), keep.unbind(-1), strict=True)
+    columns = zip(_columns(rewards), _columns(values), _columns(keep), strict=True)
     for reward, value, here in reversed(list(columns)):
         delta = reward + gamma * next_value - value
         carried = torch.where(here, delta + gamma * lam * carried, carried)
         next_value = torch.where(here, value, next_value)
         steps.append(carried)
-    raw = inside(keep, torch.stack(steps[::-1], -1))[0] if steps else rewards
+    raw = inside(keep, torch.stack(steps[::-1]).T)[0] if steps else rewards
     return masked_whiten(raw, keep), raw + values
 
 

@@ -38,11 +38,13 @@ LossFn = Callable[[ModelOutputs, TensorDict], tuple[Tensor, Metrics]]
 
 
 class TrainEngine(Protocol):
-    module: nn.Module
-    """The causal LM or value model; its parameters are shards when `sharded`."""
     sharded: bool
     step_count: int
     """Optimizer steps taken; a skipped step is not counted."""
+
+    @property
+    def module(self) -> nn.Module:
+        """The causal LM or value model; its parameters are shards when `sharded`."""
 
     def log_probs(
         self, batch: DataProto, *, temperature: float, with_entropy: bool = False, with_sum_pi_squared: bool = False
