@@ -160,7 +160,7 @@ class ValSamplingConfig:
 class RolloutConfig:
     name: Literal["native", "hf"] = "native"
     """The rollout engine. `hf` is plain transformers `generate`: slow, for comparison."""
-    n: int = 1
+    n: int = 8
     """Samples per prompt: the group of GRPO and RLOO."""
     temperature: float = 1.0
     top_p: float = 1.0
@@ -344,7 +344,7 @@ class TrainerConfig:
     save_freq: int = -1
     """Save every so many steps, and after the last. -1: only after the last. 0: never."""
     resume_mode: str = "auto"
-    """auto: from the newest checkpoint if there is one. must: fail without one. disable: start anew. Or a checkpoint's path."""
+    """auto: the newest checkpoint if there is one; must: fail without one; disable: start anew; or a checkpoint's path."""
     logging_freq: int = 1
     """Report every so many steps; the run folder always has all of them."""
     logger: list[Literal["console"]] = field(default_factory=lambda: ["console"])
