@@ -344,7 +344,7 @@ class TrainerConfig:
     save_freq: int = -1
     """Save every so many steps, and after the last. -1: only after the last. 0: never."""
     resume_mode: str = "auto"
-    """auto: the newest checkpoint if there is one; must: fail without one; disable: start anew; or a checkpoint's path."""
+    """auto: the newest checkpoint if there is one; must: fail without one; disable: start anew; or a path."""
     logging_freq: int = 1
     """Report every so many steps; the run folder always has all of them."""
     logger: list[Literal["console"]] = field(default_factory=lambda: ["console"])
