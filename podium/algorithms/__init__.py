@@ -102,9 +102,6 @@ from podium.algorithms.masking import (
     masked_whiten,
     selective_log_softmax,
 )
-from podium.algorithms.plugins import (
-    load_function,
-)
 from podium.algorithms.reference_quality import (
     _blend_ref_quality_score,
     _compute_ref_quality_score,
@@ -119,6 +116,9 @@ from podium.algorithms.schedules import (
     _step_schedule,
     schedule_shape,
     schedule_weight,
+)
+from podium.plugins import (
+    load_function,
 )
 
 __all__ = [

@@ -17,9 +17,9 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from podium.algorithms.plugins import nearest
 from podium.config.schema import LossAggMode
 from podium.errors import ConfigError
+from podium.plugins import nearest
 
 LOSS_AGG_MODES: tuple[str, ...] = get_args(LossAggMode)
 

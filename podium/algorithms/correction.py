@@ -108,9 +108,8 @@ def rollout_correction_metrics(
         return metrics | {"rollout_corr/max": Metric.max(float(w.max()) if w.numel() else 0.0)}
 
 
-def mismatch_warning(metrics: Metrics) -> str | None:
+def mismatch_warning(gap: float) -> str | None:
     """What to tell the user when a step's `rollout_corr/prob_diff` is past the limit, else None."""
-    gap = metrics["rollout_corr/prob_diff"].result()
     if gap <= MAX_PROB_DIFFERENCE:
         return None
     return (

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from podium.algorithms.masking import inside, masked_mean
-from podium.algorithms.plugins import nearest
 from podium.algorithms.schedules import schedule_weight
 from podium.config.schema import KLControlConfig
 from podium.errors import ConfigError
+from podium.plugins import nearest
 
 KL_PENALTIES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
 

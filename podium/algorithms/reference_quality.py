@@ -10,9 +10,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from podium.algorithms.masking import at_last_token, inside, masked_mean
-from podium.algorithms.plugins import nearest
 from podium.errors import ConfigError
 from podium.metric import Metric, Metrics
+from podium.plugins import nearest
 
 
 def _compute_ref_quality_score(ref_log_prob: Tensor, response_mask: Tensor, granularity: str = "sequence") -> Tensor:

@@ -14,8 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from podium.algorithms.plugins import nearest
 from podium.errors import ConfigError
+from podium.plugins import nearest
 
 _SIGMOID_STEEPNESS = 10.0
 _EXP_RATE = 5.0

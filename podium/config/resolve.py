@@ -40,7 +40,15 @@ def _expand_home(config: Config) -> None:
     trainer.validation_data_dir = os.path.expanduser(trainer.validation_data_dir)
     trainer.resume_mode = os.path.expanduser(trainer.resume_mode)
     if reward.custom_reward_function is not None:
-        reward.custom_reward_function = os.path.expanduser(reward.custom_reward_function)
+        reward.custom_reward_function = _absolute(reward.custom_reward_function)
+    loss, algorithm = config.actor_rollout_ref.actor.policy_loss, config.algorithm
+    loss.loss_mode, algorithm.adv_estimator = _absolute(loss.loss_mode), _absolute(algorithm.adv_estimator)
+
+
+def _absolute(reference: str) -> str:
+    """`file.py:function` with the file's full path, since a worker may run in another folder."""
+    source, _, name = reference.rpartition(":")
+    return f"{os.path.abspath(os.path.expanduser(source))}:{name}" if source.endswith(".py") else reference
 
 
 def _resolve_accumulation(config: Config) -> None:

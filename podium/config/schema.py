@@ -182,6 +182,11 @@ class RolloutConfig:
     """Size limit of the KV cache on a CPU."""
     val_kwargs: ValSamplingConfig = field(default_factory=ValSamplingConfig)
 
+    @property
+    def is_unfiltered(self) -> bool:
+        """Whether tokens are drawn from the policy itself; with filters, sampler and trainer differ by design."""
+        return self.top_p == 1.0 and self.top_k == -1 and self.min_p == 0.0
+
 
 @dataclass
 class RefConfig:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from podium.algorithms import load_function
 from podium.config.schema import RewardConfig
 from podium.data.tasks import TASKS
 from podium.errors import ConfigError, DataError
+from podium.plugins import load_function
 from podium.rewards.manager import ScoreFn
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from podium.algorithms import get_adv_estimator_fn, get_kl_controller, sequence_cost
+from podium.algorithms import get_adv_estimator_fn, get_kl_controller, mismatch_warning, sequence_cost
 from podium.checkpoint.store import CheckpointStore
 from podium.config.schema import Config
 from podium.data.dataset import RLHFDataset
@@ -283,6 +283,9 @@ class RayPPOTrainer:
         numbers |= compute_data_metrics(batch, self.use_critic, self.config.data.max_response_length)
         numbers |= compute_timing_metrics(batch, timing)
         numbers |= compute_throughout_metrics(batch, timing, self.actor_rollout_wg.world_size)
+        gap = numbers.get("rollout_corr/prob_diff", 0.0)
+        if self.config.actor_rollout_ref.rollout.is_unfiltered and (warning := mismatch_warning(gap)):
+            self.recorder.console.message(warning)
         self.recorder.step(self.global_steps, numbers | memory_metrics())
 
     # ---- validation and checkpoints

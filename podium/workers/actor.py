@@ -10,8 +10,8 @@ from __future__ import annotations
 from tensordict import TensorDict
 from torch import Tensor
 
-from podium.algorithms import add_regularizers, agg_count, get_policy_loss_fn, rollout_correction
-from podium.config.schema import ActorConfig, RolloutConfig, RolloutCorrectionConfig
+from podium.algorithms import add_regularizers, agg_count, get_policy_loss_fn, rollout_correction_metrics
+from podium.config.schema import ActorConfig, RolloutConfig
 from podium.engines.train.base import ModelOutputs, TrainEngine
 from podium.metric import Metrics
 from podium.protocol import DataProto
@@ -26,8 +26,7 @@ class Actor:
         self.l_max = float(max_response_length)
         self.policy_loss = get_policy_loss_fn(config.policy_loss.loss_mode)
         self.agg_mode = self.policy_loss.agg_mode(config.loss_agg_mode)
-        # With filters the sampler's distribution is another one than the trainer's, and their gap no fault.
-        self.measures_gap = rollout.top_p == 1.0 and rollout.top_k == -1 and rollout.min_p == 0.0
+        self.measures_gap = rollout.is_unfiltered
 
     def compute_log_prob(self, data: DataProto) -> DataProto:
         """`old_log_probs` and `entropys` under the current weights; Σπ² when the batch asks for it."""
@@ -73,8 +72,7 @@ class Actor:
             l_max=self.l_max,
         )
         if self.measures_gap and "old_log_probs" not in rows:
-            sampled = rows["rollout_log_probs"]
-            more |= rollout_correction(old_log_prob, sampled, mask, RolloutCorrectionConfig()).metrics
+            more |= rollout_correction_metrics(old_log_prob, rows["rollout_log_probs"], mask)
         return loss, metrics | more
 
     def _add_selection(self, rows: DataProto) -> None:

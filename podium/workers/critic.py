@@ -67,6 +67,7 @@ class CriticWorker(Worker):
             rows["response_mask"],
             self.config.critic.cliprange_value,
             self.config.critic.loss_agg_mode,
+            float(self.config.data.max_response_length),
         )
 
     @register(Dispatch.ONE_TO_ALL)

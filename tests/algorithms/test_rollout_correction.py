@@ -76,7 +76,7 @@ def test_equal_policies_have_weight_one_and_full_sample_size() -> None:
     assert correction.weights is not None and torch.equal(correction.weights, MASK.float())
     assert correction.metrics["rollout_corr/ess"].result() == pytest.approx(1.0)
     assert correction.metrics["rollout_corr/kl"].result() == 0.0
-    assert mismatch_warning(correction.metrics) is None
+    assert mismatch_warning(correction.metrics["rollout_corr/prob_diff"].result()) is None
 
 
 def test_parts_of_a_batch_merge_to_the_whole() -> None:
@@ -90,7 +90,7 @@ def test_parts_of_a_batch_merge_to_the_whole() -> None:
 
 
 def test_a_large_gap_is_worth_a_warning() -> None:
-    text = mismatch_warning(rollout_correction_metrics(TRAIN, ROLL, MASK))
+    text = mismatch_warning(rollout_correction_metrics(TRAIN, ROLL, MASK)["rollout_corr/prob_diff"].result())
     assert text is not None and "0.01" in text and "rollout_correction" in text
 
 

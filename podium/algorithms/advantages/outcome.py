@@ -16,8 +16,8 @@ from torch import Tensor
 from podium.algorithms.advantages.registry import AdvantageEstimator, register_adv_est
 from podium.algorithms.groups import Groups, Index
 from podium.algorithms.masking import inside, masked_whiten
-from podium.algorithms.plugins import nearest
 from podium.errors import ConfigError
+from podium.plugins import nearest
 
 
 def _outcome(token_level_rewards: Tensor, index: Index) -> tuple[Tensor, Groups]:

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from podium.algorithms.groups import Index
-from podium.algorithms.plugins import Signature, load_function, nearest
 from podium.config.schema import AlgorithmConfig
 from podium.errors import ConfigError
+from podium.plugins import Signature, load_function, nearest
 
 AdvantageFunction = Callable[..., tuple[Tensor, Tensor]]
 

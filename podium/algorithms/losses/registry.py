@@ -14,10 +14,10 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from podium.algorithms.plugins import Signature, load_function, nearest
 from podium.config.schema import ActorConfig, LossAggMode
 from podium.errors import ConfigError
 from podium.metric import Metrics
+from podium.plugins import Signature, load_function, nearest
 
 PolicyLossFunction = Callable[..., tuple[Tensor, Metrics]]
 SelectionFunction = Callable[..., Tensor]

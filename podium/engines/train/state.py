@@ -6,7 +6,6 @@ it). Whether a folder is complete, kept or published is the checkpoint store's m
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 
 import torch
@@ -24,17 +23,13 @@ MODEL, OPTIMIZER, STEP_COUNT = "model.", "optimizer.", "step_count"
 def save_state(folder: Path, tensors: dict[str, Tensor], distributed: bool) -> None:
     """Write; collective when `distributed`."""
     folder.mkdir(parents=True, exist_ok=True)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="torch.*")
-        dcp_save(dict(tensors), checkpoint_id=folder, no_dist=not distributed)
+    dcp_save(dict(tensors), checkpoint_id=folder, no_dist=not distributed)
 
 
 def load_state(folder: Path, tensors: dict[str, Tensor], distributed: bool) -> None:
     """Read into the given tensors, in place; collective when `distributed`."""
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module="torch.*")
-            dcp_load(dict(tensors), checkpoint_id=folder, no_dist=not distributed)
+        dcp_load(dict(tensors), checkpoint_id=folder, no_dist=not distributed)
     except (CheckpointException, RuntimeError, ValueError) as error:
         raise CheckpointError(f"The checkpoint {folder} does not fit this model: {error}") from error
 

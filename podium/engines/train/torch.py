@@ -173,6 +173,7 @@ class TorchEngine:
                 bad_loss = f"the loss of micro-batch {number + 1} of {len(parts)}"
         lr = self.optim.lr * lr_factor(self.optim, self.step_count, self.total_steps)
         report = self._step(lr, bad_loss, nothing=total <= 0)
+        self.root.eval()  # a rollout engine may run this very module next
         return merge_metrics(collected) | report
 
     def _loss(

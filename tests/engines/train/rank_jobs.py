@@ -17,7 +17,7 @@ from train_cases import make_batch, make_model, policy_loss, tokens, value_loss
 from podium.config.schema import FSDPConfig, OptimConfig
 from podium.engines.train.base import ModelOutputs
 from podium.engines.train.torch import TorchEngine
-from podium.metric import Metrics, merge_metrics
+from podium.metric import Metrics
 from podium.models.value import ValueModel
 from podium.protocol import DataProto
 
@@ -82,6 +82,16 @@ def score(sizes: list[int]) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
+def train_in_half(sizes: list[int]) -> tuple[dict[str, Tensor], Tensor]:
+    """One step too small for bfloat16; the change of each float32 shard, and log-probs in half precision."""
+    engine = make_engine(dtype=torch.bfloat16, optim=OptimConfig(lr=1e-5))
+    rows = split(make_batch(8), sizes)
+    scores = engine.log_probs(rows, temperature=1.0)["log_probs"]
+    before = gathered(engine)
+    engine.update(rows, policy_loss, tokens(rows))
+    return {name: tensor - before[name] for name, tensor in gathered(engine).items()}, scores
+
+
 def skip_one(sizes: list[int]) -> tuple[dict[str, Tensor], dict[str, Tensor], Metrics]:
     """The last rank's loss is not a number: weights before and after, and metrics."""
     last = dist.get_world_size() - 1
@@ -131,5 +141,3 @@ SHARDED_FORMS: dict[str, dict[str, object]] = {
     "parameters kept together": {"fsdp": FSDPConfig(reshard_after_forward=False)},
     "replicas": {"fsdp": FSDPConfig(fsdp_size=1)},
 }
-
-__all__ = ["SHARDED_FORMS", "load_and_train", "many", "merge_metrics", "run_ranks", "score", "skip_one", "train"]

@@ -6,9 +6,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from rank_jobs import SHARDED_FORMS, load_and_train, many, run_ranks, score, skip_one, train, train_and_save
+from rank_jobs import (
+    SHARDED_FORMS,
+    load_and_train,
+    many,
+    run_ranks,
+    score,
+    skip_one,
+    train,
+    train_and_save,
+    train_in_half,
+)
 from torch import Tensor
 
+from podium.config.schema import FSDPConfig
 from podium.engines.train.sharding import make_mesh
 from podium.errors import ConfigError
 from podium.metric import merge_metrics
@@ -28,7 +39,8 @@ def test_several_ranks_train_score_and_skip_as_one(num_ranks: int, tmp_path: Pat
     sizes = SPLITS[num_ranks]
     forms = list(SHARDED_FORMS.values())
     cases = [(train, (sizes, 1, dict(form))) for form in forms]
-    results = run_ranks(many, num_ranks, tmp_path, [*cases, (score, (sizes,)), (skip_one, (sizes,))])
+    more = [(train_in_half, (sizes,)), (score, (sizes,)), (skip_one, (sizes,))]
+    results = run_ranks(many, num_ranks, tmp_path, [*cases, *more])
 
     wanted, alone = train([8], 1, {})
     for number, name in enumerate(SHARDED_FORMS):
@@ -42,9 +54,20 @@ def test_several_ranks_train_score_and_skip_as_one(num_ranks: int, tmp_path: Pat
     for part, one in zip(zip(*(rank[-2] for rank in results), strict=True), score([8]), strict=True):
         torch.testing.assert_close(torch.cat(part), one, atol=1e-4, rtol=0)
 
+    assert all(moved.any() for moves, _ in (rank[-3] for rank in results) for moved in moves.values())
+    half = torch.cat([scores for _, scores in (rank[-3] for rank in results)])
+    assert 0 < (half - score([8])[0]).abs().max() < 0.5
+
     for before, after, _ in (rank[-1] for rank in results):
         assert_same(after, before, atol=0)
     assert merge_metrics(rank[-1][2] for rank in results)["skipped_updates"].result() == 1
+
+
+def test_replicas_of_shards_train_as_one(tmp_path: Path) -> None:
+    """Four ranks, two copies of two shards each."""
+    wanted, _ = train([8], 2, {})
+    for weights, _ in run_ranks(train, 4, tmp_path, [3, 0, 1, 4], 2, {"fsdp": FSDPConfig(fsdp_size=2)}):
+        assert_same(weights, wanted)
 
 
 def test_a_checkpoint_of_two_ranks_goes_on_with_one_and_with_three(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Registered names and the user's own functions: `name`, `module:function`, `path/file.py:function`.
 
-Shared by advantages and losses. It finds and calls functions; it knows nothing of what they compute.
+Shared by advantages, losses and rewards. It finds and calls functions; it knows nothing of what they compute.
 """
 
 from __future__ import annotations
