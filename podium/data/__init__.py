@@ -1,1 +1,1 @@
-"""Prompts: from files and built-in tasks to batches."""
+"""From data files and built-in tasks to batches of prompts: the dataset, its prompts, its sampler, its tasks."""

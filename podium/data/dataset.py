@@ -1,104 +1,186 @@
-"""RLHFDataset: prompts to sample from, with what their reward needs.
+"""RLHFDataset: rows of files and built-in tasks as prompts, and `collate_fn`, which makes a batch of them.
 
-Rows come from files and built-in tasks and are tokenized when they are first asked for. A row keeps its `uid` for ever:
-it is made of the source's name, the split and the row's number, so that no two datasets share one.
+A prompt is tokenized when its row is asked for; only `data.overlong_prompts: drop` has to look at all rows first. A row
+that cannot be used raises `DataError` with file, row and reason. The order of rows is the sampler's business, and no
+reward is computed here.
 """
 
 from __future__ import annotations
 
-import itertools
-import logging
-from collections.abc import Sequence
-from typing import Any
+import functools
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from podium.config.schema import DataConfig
-from podium.data.prompts import encode_prompt, fit_length, to_messages
-from podium.data.sources import Row, ground_truth_of, read_rows
-from podium.data.tasks import Split
+from podium.data.prompts import PromptError, build_messages, encode_messages, fit_prompt, is_overlong
+from podium.data.rows import Row, read_row
+from podium.data.sampler import permutation
+from podium.data.sources import Source, open_source
+from podium.data.tasks import Split, is_task_word
 from podium.errors import DataError
-from podium.protocol import compute_position_ids, object_array
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Batch = dict[str, torch.Tensor | NDArray[np.object_]]
 
 
 class RLHFDataset:
+    """Prompts of one split. `dataset[i]` is a dict; `dataset.collate_fn` makes a batch of several."""
+
     def __init__(
-        self, files: Sequence[str], tokenizer: Any, config: DataConfig, split: Split = "train", processor: Any = None
+        self,
+        files: Sequence[str],
+        tokenizer: PreTrainedTokenizerBase,
+        config: DataConfig,
+        split: Split = "train",
+        processor: object | None = None,
     ) -> None:
-        self.tokenizer, self.config, self.processor, self.split = tokenizer, config, processor, split
-        limit = config.train_data_num if split == "train" else config.val_data_num
-        rows = itertools.chain.from_iterable(read_rows(file, split) for file in files)
-        self._rows: list[tuple[str, Row]] = list(itertools.islice(rows, limit))
-        self._cache: dict[int, dict[str, Any]] = {}
-        if not self._rows:
-            raise DataError(f"{', '.join(files) or 'no file'}: there is not a single {split} row")
+        if not files:
+            raise DataError(f"no {split} data: the list of files is empty")
+        self.tokenizer, self.config, self.split, self.processor = tokenizer, config, split, processor
+        self._sources: list[Source] = [open_source(word, split) for word in files]
+        self._ids = [_source_id(split, place, word) for place, word in enumerate(files)]
+        self._starts = np.cumsum([0, *(len(source) for source in self._sources)])
+        self._rows = self._choose_rows()
+        self._truncated: set[int] = set()
+        self.num_dropped = 0
+        """Rows left out because their prompt is too long."""
         if config.overlong_prompts == "drop":
             self._drop_overlong()
+
+    @property
+    def num_truncated(self) -> int:
+        """Different rows seen so far whose prompt was cut."""
+        return len(self._truncated)
+
+    @property
+    def collate_fn(self) -> Callable[[Sequence[dict[str, Any]]], Batch]:
+        """The module's `collate_fn` with this tokenizer's padding token."""
+        return functools.partial(collate_fn, pad_token_id=_pad_token_id(self.tokenizer))
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """One row: `input_ids` unpadded, the conversation, and what the reward needs."""
-        if index not in self._cache:
-            self._cache[index] = self._make(*self._rows[index])
-        return self._cache[index]
-
-    def data_sources(self) -> set[str]:
-        return {str(row.get("data_source", "unknown")) for _, row in self._rows}
-
-    def _messages(self, where: str, row: Row) -> list[dict[str, Any]]:
-        key = self.config.prompt_key
-        prompt = row.get(key, row.get("question"))
-        if prompt is None:
-            raise DataError(f"{where}: there is no column {key!r}; the row has {sorted(row)}. Set data.prompt_key")
-        return to_messages(prompt, self.config.system_prompt, where)
-
-    def _make(self, where: str, row: Row) -> dict[str, Any]:
-        messages = self._messages(where, row)
-        ids = fit_length(encode_prompt(self.tokenizer, messages, where), self.config, where)
-        assert ids is not None, "overlong rows were dropped at the start"
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"row {index} of a dataset with {len(self)} rows")
+        place, row_number = self._locate(int(self._rows[index]))
+        row, raw_prompt, tokens = self._read(place, row_number)
+        limit = self.config.max_prompt_length
+        if is_overlong(tokens, limit):
+            self._truncated.add(int(self._rows[index]))
+        try:
+            input_ids = fit_prompt(tokens, limit, self.config.overlong_prompts)
+        except PromptError as error:
+            raise self._bad_row(place, row_number, error) from error
+        assert input_ids is not None, "rows to drop were dropped at the start"
         return {
-            "input_ids": ids,
-            "raw_prompt": messages,
-            "uid": f"{self.split}:{where}",
-            "data_source": str(row.get("data_source", "unknown")),
-            "ground_truth": ground_truth_of(row),
-            "reward_model": row.get("reward_model"),
-            "extra_info": row.get("extra_info") or {},
+            "input_ids": input_ids,
+            "raw_prompt": raw_prompt,
+            "data_source": row.data_source,
+            "reward_model": row.reward_model,
+            "ground_truth": row.ground_truth,
+            "extra_info": row.extra_info,
+            "uid": f"{self._ids[place]}-{row_number}",
         }
 
+    def _read(self, place: int, row_number: int) -> tuple[Row, list[dict[str, Any]], list[int]]:
+        """A row, its conversation, and all its prompt tokens."""
+        source = self._sources[place]
+        raw = source[row_number]
+        try:
+            row = read_row(raw, self.config.prompt_key, default_source=Path(source.name).stem)
+            messages = build_messages(row.prompt, self.config.system_prompt)
+            return row, messages, encode_messages(self.tokenizer, messages)
+        except PromptError as error:
+            raise self._bad_row(place, row_number, error) from error
+
+    def _bad_row(self, place: int, row_number: int, reason: PromptError) -> DataError:
+        return DataError(f"{self._sources[place].name}, row {row_number}: {reason}")
+
+    def _locate(self, position: int) -> tuple[int, int]:
+        """The source and the row in it of a position in all sources together."""
+        place = int(np.searchsorted(self._starts, position, side="right")) - 1
+        return place, position - int(self._starts[place])
+
+    def _choose_rows(self) -> NDArray[np.int64]:
+        """All positions, or a fixed random choice of `train_data_num` or `val_data_num` of them, in file order."""
+        total = int(self._starts[-1])
+        wanted = self.config.train_data_num if self.split == "train" else self.config.val_data_num
+        if wanted is None or wanted >= total:
+            return np.arange(total)
+        if wanted < 1:
+            raise DataError(f"data.{self.split}_data_num is {wanted}; it must be at least 1, or null for all rows")
+        return np.sort(permutation(total, seed=0, epoch=0)[:wanted])
+
     def _drop_overlong(self) -> None:
-        """Dropping needs the lengths of all prompts, so all are encoded now."""
-
-        def fits(where: str, row: Row) -> bool:
-            ids = encode_prompt(self.tokenizer, self._messages(where, row), where)
-            return fit_length(ids, self.config, where) is not None
-
-        kept = [(where, row) for where, row in self._rows if fits(where, row)]
-        if len(kept) < len(self._rows):
-            dropped = len(self._rows) - len(kept)
-            logger.warning("%d %s prompts are longer than data.max_prompt_length and were dropped", dropped, self.split)
-        if not kept:
-            raise DataError(f"every {self.split} prompt is longer than data.max_prompt_length")
-        self._rows = kept
+        limit = self.config.max_prompt_length
+        fits = [not is_overlong(self._read(*self._locate(int(position)))[2], limit) for position in self._rows]
+        self.num_dropped = len(fits) - sum(fits)
+        self._rows = self._rows[np.array(fits, dtype=bool)]
+        if not len(self._rows):
+            raise DataError(f"all {self.num_dropped} {self.split} prompts have more than {limit} tokens")
 
 
-def collate_fn(rows: list[dict[str, Any]], pad_token_id: int = 0) -> dict[str, Any]:
-    """Left-padded `prompts` at the batch's own width, and the other columns as objects."""
+def collate_fn(rows: Sequence[dict[str, Any]], pad_token_id: int = 0) -> Batch:
+    """Rows of a dataset as one dict for `DataProto.from_single_dict`.
+
+    `input_ids` and `prompts` (the same tensor), `attention_mask`, `position_ids`: [batch, longest prompt], padded on
+    the left. Every other key becomes an array of objects.
+    """
     width = max((len(row["input_ids"]) for row in rows), default=0)
-    prompts = torch.full((len(rows), width), pad_token_id, dtype=torch.long)
-    attention_mask = torch.zeros_like(prompts)
-    for i, row in enumerate(rows):
+    input_ids = torch.full((len(rows), width), pad_token_id, dtype=torch.long)
+    attention_mask = torch.zeros((len(rows), width), dtype=torch.long)
+    for index, row in enumerate(rows):
         start = width - len(row["input_ids"])
-        prompts[i, start:] = torch.tensor(row["input_ids"], dtype=torch.long)
-        attention_mask[i, start:] = 1
-    keys = [key for key in (rows[0] if rows else {}) if key != "input_ids"]
-    return {
-        "prompts": prompts,
+        input_ids[index, start:] = torch.tensor(row["input_ids"], dtype=torch.long)
+        attention_mask[index, start:] = 1
+    position_ids = (attention_mask.cumsum(-1) - 1).clamp(min=0)
+    batch: Batch = {
+        "prompts": input_ids,
+        "input_ids": input_ids,
         "attention_mask": attention_mask,
-        "position_ids": compute_position_ids(attention_mask),
-        **{key: object_array([row[key] for row in rows]) for key in keys},
+        "position_ids": position_ids,
     }
+    for key in rows[0] if rows else ():
+        if key != "input_ids":
+            batch[key] = _object_array([row[key] for row in rows])
+    return batch
+
+
+def validation_files(config: DataConfig) -> list[str]:
+    """`data.val_files`, or else the validation split of the built-in tasks trained on, at its default size."""
+    if config.val_files:
+        return list(config.val_files)
+    return [_without_rows(word) for word in config.train_files if is_task_word(word)]
+
+
+def _without_rows(word: str) -> str:
+    name, _, query = word.partition("?")
+    kept = [pair for pair in query.split("&") if pair and not pair.startswith("rows=")]
+    return f"{name}?{'&'.join(kept)}" if kept else name
+
+
+def _source_id(split: Split, place: int, word: str) -> str:
+    """Differs between splits, between files, and between two mentions of one file."""
+    return hashlib.sha256(f"{split}|{place}|{word}".encode()).hexdigest()[:12]
+
+
+def _pad_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The padding token, or the end token where there is none; padding never reaches a model."""
+    token = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    return token if isinstance(token, int) else 0
+
+
+def _object_array(values: list[Any]) -> NDArray[np.object_]:
+    array = np.empty(len(values), dtype=object)
+    for index, value in enumerate(values):  # one by one: numpy would unpack lists of equal length
+        array[index] = value
+    return array

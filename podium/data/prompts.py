@@ -1,54 +1,92 @@
-"""From a row's prompt to token ids: chat template, system prompt, length policy."""
+"""From a row's prompt to prompt tokens: messages, chat template, length policy.
+
+A prompt is a list of {role, content} messages or a plain string. With a chat template a plain string is one user
+message; a tokenizer without a template gets the plain text of a single message as it is. This file knows neither files
+nor batches: a prompt it cannot use raises `PromptError`, and the dataset says in which row.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from podium.config.schema import DataConfig
+from jinja2.exceptions import TemplateError
+
 from podium.errors import DataError
 
-Message = Mapping[str, Any]
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Message = dict[str, Any]
+OverlongPolicy = Literal["error", "drop", "truncate_left"]
 
 
-def to_messages(prompt: Any, system_prompt: str | None, where: str) -> list[dict[str, Any]]:
-    """A conversation from a list of {role, content} or a plain string."""
+class PromptError(DataError):
+    """A prompt cannot be used; the message is the reason alone."""
+
+
+def build_messages(prompt: object, system_prompt: str | None = None) -> list[Message]:
+    """The conversation to answer. `system_prompt` is put first unless there is a system message already."""
     if isinstance(prompt, str):
-        messages: list[dict[str, Any]] = [{"role": "user", "content": prompt}]
-    elif isinstance(prompt, Sequence) and prompt and all(_is_message(message) for message in prompt):
-        messages = [dict(message) for message in prompt]
+        messages: list[Message] = [{"role": "user", "content": prompt}]
+    elif isinstance(prompt, Sequence):
+        messages = [_checked_message(message) for message in prompt]
     else:
-        raise DataError(f"{where}: the prompt must be a string or a list of {{role, content}}, not {prompt!r:.100}")
+        raise PromptError(f"the prompt must be a string or a list of messages, not {type(prompt).__name__}")
+    if not messages or not any(message["content"] for message in messages):
+        raise PromptError("the prompt is empty")
     if system_prompt is not None and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": system_prompt})
     return messages
 
 
-def _is_message(message: Any) -> bool:
-    return isinstance(message, Mapping) and isinstance(message.get("role"), str) and "content" in message
+def _checked_message(message: object) -> Message:
+    if not isinstance(message, Mapping):
+        raise PromptError(f"a message must be {{role, content}}, not {type(message).__name__}")
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str) or not isinstance(content, str):
+        raise PromptError(f"a message needs role and content as text; found the keys {sorted(map(str, message))}")
+    return {key: value for key, value in message.items() if value is not None}
 
 
-def encode_prompt(tokenizer: Any, messages: list[dict[str, Any]], where: str) -> list[int]:
-    """Token ids up to where the model is to write. Without a chat template, the contents one below the other."""
+def encode_messages(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> list[int]:
+    """Prompt tokens, up to and with the words that open the assistant's turn.
+
+    A conversation that ends with an assistant message is continued from there.
+    """
     if tokenizer.chat_template is None:
-        text = "\n".join(str(message["content"]) for message in messages)
-        ids = tokenizer.encode(text)
-    else:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        ids = tokenizer.encode(text, add_special_tokens=False)
-    if not ids:
-        raise DataError(f"{where}: the prompt has no tokens")
-    return [int(i) for i in ids]
-
-
-def fit_length(ids: list[int], config: DataConfig, where: str) -> list[int] | None:
-    """The prompt within `max_prompt_length`, by `overlong_prompts`; None: dropped."""
-    limit = config.max_prompt_length
-    if len(ids) <= limit:
-        return ids
-    if config.overlong_prompts == "error":
-        raise DataError(
-            f"{where}: the prompt has {len(ids)} tokens, more than data.max_prompt_length={limit}; raise it, or set "
-            "data.overlong_prompts to drop or truncate_left"
+        if len(messages) > 1:
+            raise PromptError("the tokenizer has no chat template and the prompt has several messages; add a template")
+        return _encode(tokenizer, messages[0]["content"], add_special_tokens=True)
+    unfinished = messages[-1]["role"] == "assistant"
+    try:
+        text = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=not unfinished, continue_final_message=unfinished, tokenize=False
         )
-    return ids[-limit:] if config.overlong_prompts == "truncate_left" else None
+    except TemplateError as error:
+        raise PromptError(f"the chat template refused the conversation: {error}") from error
+    return _encode(tokenizer, str(text), add_special_tokens=False)
+
+
+def _encode(tokenizer: PreTrainedTokenizerBase, text: str, add_special_tokens: bool) -> list[int]:
+    return [int(token) for token in tokenizer.encode(text, add_special_tokens=add_special_tokens)]
+
+
+def is_overlong(tokens: Sequence[int], max_prompt_length: int) -> bool:
+    return len(tokens) > max_prompt_length
+
+
+def fit_prompt(tokens: list[int], max_prompt_length: int, policy: OverlongPolicy) -> list[int] | None:
+    """The tokens as they are when they fit; else by policy an error, None (drop the row), or the last ones."""
+    if not is_overlong(tokens, max_prompt_length):
+        return tokens
+    match policy:
+        case "truncate_left":
+            return tokens[-max_prompt_length:]
+        case "drop":
+            return None
+        case "error":
+            raise PromptError(
+                f"the prompt has {len(tokens)} tokens, data.max_prompt_length is {max_prompt_length}; raise it or set "
+                f"data.overlong_prompts to drop or truncate_left"
+            )

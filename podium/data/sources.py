@@ -1,64 +1,107 @@
-"""Rows from what a config names: built-in tasks, parquet files, jsonl files; in verl's, TRL's or a bare shape.
+"""Where raw rows come from: built-in tasks, parquet files, jsonl files.
 
-`read_rows` gives each row as verl has it. What a row means is not decided here.
+A source has a length and gives one raw row at a time; a new format is a new class here and nothing else. Rows are
+handed on as they were read: what they mean is decided in rows.py.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from pyarrow import parquet
+import numpy as np
+import pyarrow.parquet
 
 from podium.data.tasks import Split, is_task_word, parse_task_word
 from podium.errors import DataError
 
-Row = dict[str, Any]
+RawRow = dict[str, Any]
 
 
-def read_rows(source: str, split: Split) -> Iterator[tuple[str, Row]]:
-    """Each row with words that say where it stands."""
-    if is_task_word(source):
-        for i, row in enumerate(parse_task_word(source).make_rows(split)):
-            yield f"{source}, row {i}", row
-        return
-    path = Path(source)
-    if not path.is_file():
-        raise DataError(f"there is no data file {source}")
-    readers = {".parquet": _read_parquet, ".jsonl": _read_jsonl, ".json": _read_jsonl}
+class Source(Protocol):
+    name: str
+    """What the config called it; part of error messages and of row ids."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, row: int) -> RawRow: ...
+
+
+def open_source(word: str, split: Split) -> Source:
+    """The source a word of `data.train_files` or `data.val_files` asks for."""
+    if is_task_word(word):
+        return TaskSource(word, split)
+    path = Path(word).expanduser()
+    readers: dict[str, Callable[[str, Path], Source]] = {".parquet": ParquetSource, ".jsonl": JsonlSource}
     if path.suffix not in readers:
-        raise DataError(f"{source}: unknown kind of file {path.suffix!r}; allowed are {', '.join(readers)}")
-    yield from readers[path.suffix](path)
+        raise DataError(f"{word!r} is neither task:<name> nor a file that ends in {' or '.join(readers)}")
+    if not path.is_file():
+        raise DataError(f"the data file {word!r} does not exist (looked for {path.absolute()})")
+    source = readers[path.suffix](word, path)
+    if not len(source):
+        raise DataError(f"the data file {word!r} has no rows")
+    return source
 
 
-def _read_parquet(path: Path) -> Iterator[tuple[str, Row]]:
-    try:
-        table = parquet.read_table(path, memory_map=True)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} is no readable parquet file: {error}") from error
-    for i in range(table.num_rows):
-        yield f"{path}, row {i}", table.slice(i, 1).to_pylist()[0]
+class TaskSource:
+    """The rows a built-in task makes."""
+
+    def __init__(self, word: str, split: Split) -> None:
+        self.name = word
+        self._rows = parse_task_word(word).make_rows(split)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, row: int) -> RawRow:
+        return self._rows[row]
 
 
-def _read_jsonl(path: Path) -> Iterator[tuple[str, Row]]:
-    with path.open(encoding="utf-8") as lines:
-        for i, line in enumerate(lines):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise DataError(f"{path}, line {i + 1}: not JSON: {error}") from error
-            if not isinstance(row, dict):
-                raise DataError(f"{path}, line {i + 1}: a row must be an object, not {type(row).__name__}")
-            yield f"{path}, line {i + 1}", row
+class ParquetSource:
+    """A parquet file as an Arrow table; only the row asked for becomes Python objects."""
+
+    def __init__(self, word: str, path: Path) -> None:
+        self.name = word
+        try:
+            self._table = pyarrow.parquet.read_table(path, memory_map=True)
+        except (ValueError, OSError) as error:  # Arrow's errors are of these kinds
+            raise DataError(f"{word!r} cannot be read as parquet: {error}") from error
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    def __getitem__(self, row: int) -> RawRow:
+        rows: list[RawRow] = self._table.slice(row, 1).to_pylist()
+        return rows[0]
 
 
-def ground_truth_of(row: Row) -> Any:
-    """verl's `reward_model.ground_truth`, or a column `ground_truth`, `answer` or `solution`; else None."""
-    reward_model = row.get("reward_model")
-    if isinstance(reward_model, dict) and "ground_truth" in reward_model:
-        return reward_model["ground_truth"]
-    return next((row[key] for key in ("ground_truth", "answer", "solution") if row.get(key) is not None), None)
+class JsonlSource:
+    """A file with one JSON object a line; lines are found once and parsed when asked for. Blank lines do not count."""
+
+    def __init__(self, word: str, path: Path) -> None:
+        self.name = word
+        self._path = path
+        starts, at = [], 0
+        with path.open("rb") as lines:
+            for line in lines:
+                if line.strip():
+                    starts.append(at)
+                at += len(line)
+        self._starts = np.array(starts, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __getitem__(self, row: int) -> RawRow:
+        with self._path.open("rb") as lines:
+            lines.seek(int(self._starts[row]))
+            line = lines.readline()
+        try:
+            value = json.loads(line)
+        except ValueError as error:  # bad JSON or bad UTF-8
+            raise DataError(f"{self.name}, row {row}: not valid JSON ({error})") from error
+        if not isinstance(value, dict):
+            raise DataError(f"{self.name}, row {row}: a JSON object was expected, found {type(value).__name__}")
+        return value

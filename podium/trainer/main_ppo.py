@@ -39,7 +39,7 @@ def build_trainer(config: Config) -> RayPPOTrainer:
     val_dataset = (
         RLHFDataset(config.data.val_files, tokenizer, config.data, split="val") if config.data.val_files else None
     )
-    sources = train_dataset.data_sources() | (val_dataset.data_sources() if val_dataset else set())
+    sources = data_sources(train_dataset) | (data_sources(val_dataset) if val_dataset else set())
     score_fn = get_score_fn(config.reward, sources)
     return RayPPOTrainer(
         config=config,
@@ -52,6 +52,12 @@ def build_trainer(config: Config) -> RayPPOTrainer:
         val_dataset=val_dataset,
         device_name=device,
     )
+
+
+def data_sources(dataset: RLHFDataset, looks: int = 64) -> set[str]:
+    """The data sources of rows spread over the whole dataset."""
+    step = max(1, len(dataset) // looks)
+    return {str(dataset[row]["data_source"]) for row in range(0, len(dataset), step)}
 
 
 def resolve_device(device: str) -> str:

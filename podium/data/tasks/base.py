@@ -8,6 +8,7 @@ tokens.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -76,7 +77,8 @@ class Task(ABC):
 
     def rows(self, split: Split, num_rows: int, seed: int = 0) -> list[dict[str, Any]]:
         """The first `num_rows` problems of a split as data rows; fewer rows are a prefix of more rows."""
-        rows = [self._row(problem, split, index) for index, problem in zip(range(num_rows), self.problems(split, seed))]
+        problems = itertools.islice(self.problems(split, seed), num_rows)
+        rows = [self._row(problem, split, index) for index, problem in enumerate(problems)]
         if len(rows) < num_rows:
             raise DataError(
                 f"{self} has {len(rows)} different {split} problems, {num_rows} were asked for; "

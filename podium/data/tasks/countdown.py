@@ -95,7 +95,7 @@ def _tokens(text: str) -> list[str]:
 
 
 class _Parser:
-    """Recursive descent: sum := product (('+'|'-') product)*, product := atom ('*' atom)*, atom := number | '(' sum ')'."""
+    """Recursive descent: a sum is products with + and -, a product atoms with *, an atom a number or (sum)."""
 
     def __init__(self, tokens: list[str]) -> None:
         self.rest = tokens[::-1]

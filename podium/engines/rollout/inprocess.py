@@ -30,7 +30,8 @@ class ModuleEngine(RequestFront):
         self.version = 0
         self.vocab_size = output_head(module).out_features
         self.device = next(module.parameters()).device
-        self.rules = StopRules(self.vocab_size, eos_token_ids(module, tokenizer), tokenizer)
+        ends = tuple(token for token in eos_token_ids(module, tokenizer) if token < self.vocab_size)
+        self.rules = StopRules(self.vocab_size, ends, tokenizer)
         limit = getattr(module.config.get_text_config(), "max_position_embeddings", None)
         self.max_model_len: int | None = limit
         self._unusable: str | None = None

@@ -6,6 +6,9 @@ it). Whether a folder is complete, kept or published is the checkpoint store's m
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -23,15 +26,25 @@ MODEL, OPTIMIZER, STEP_COUNT = "model.", "optimizer.", "step_count"
 def save_state(folder: Path, tensors: dict[str, Tensor], distributed: bool) -> None:
     """Write; collective when `distributed`."""
     folder.mkdir(parents=True, exist_ok=True)
-    dcp_save(dict(tensors), checkpoint_id=folder, no_dist=not distributed)
+    with _one_process_is_meant():
+        dcp_save(dict(tensors), checkpoint_id=folder, no_dist=not distributed)
 
 
 def load_state(folder: Path, tensors: dict[str, Tensor], distributed: bool) -> None:
     """Read into the given tensors, in place; collective when `distributed`."""
     try:
-        dcp_load(dict(tensors), checkpoint_id=folder, no_dist=not distributed)
+        with _one_process_is_meant():
+            dcp_load(dict(tensors), checkpoint_id=folder, no_dist=not distributed)
     except (CheckpointException, RuntimeError, ValueError) as error:
         raise CheckpointError(f"The checkpoint {folder} does not fit this model: {error}") from error
+
+
+@contextmanager
+def _one_process_is_meant() -> Iterator[None]:
+    """torch warns whenever a lone process saves or loads without a process group; here that is the normal case."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
 
 
 def saved_names(folder: Path) -> set[str]:

@@ -16,19 +16,17 @@ from pathlib import Path
 import torch
 from tensordict import TensorDict
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from podium.config.schema import FSDPConfig, OptimConfig
 from podium.engines.train import state
 from podium.engines.train.base import LossFn, ModelOutputs
 from podium.engines.train.flops import estimate_flops
-from podium.engines.train.forward import PackedModel
-from podium.engines.train.masters import MasterWeights, cast_parameters
 from podium.engines.train.micro_batches import MicroBatchLimits, cut_into_micro_batches, stretch_to
 from podium.engines.train.optim import check_schedule, lr_factor, make_optimizer, set_lr
 from podium.engines.train.packing import empty_pack, pack, row_lengths
-from podium.engines.train.sharding import Ranks, full_tensor, local_part, make_mesh, shard
+from podium.engines.train.placement import PlacedModel, move_optimizer_state
+from podium.engines.train.sharding import Ranks, full_tensor, local_part
 from podium.errors import CheckpointError
 from podium.metric import Metric, Metrics, merge_metrics
 from podium.models.value import ValueModel
@@ -65,29 +63,16 @@ class TorchEngine:
         self.limits = MicroBatchLimits(max_tokens_per_micro_batch, micro_batch_size_per_gpu)
         self.flops = estimate_flops(module)
         self.ranks = Ranks(self.device)
-        self.sharded = self.ranks.size > 1
+        self.placed = PlacedModel(module, self.ranks, self.fsdp, dtype, trainable=optim is not None)
+        self.sharded = self.placed.sharded
+        self.root = self.placed.root
         self.step_count = 0
         self._offloaded = False
-        self._masters: MasterWeights | None = None
-        self.root = PackedModel(module)
-        self._place()
         self.optimizer: torch.optim.Optimizer | None = None
         if optim is not None:
             check_schedule(optim, total_steps)
-            self.optimizer = make_optimizer([t for t in self._named_weights().values() if t.requires_grad], optim)
-
-    def _place(self) -> None:
-        """Bring the parameters to the device in the form they are kept in."""
-        if self.optim is None:
-            self.module.requires_grad_(False)
-            cast_parameters(self.module, self.dtype)
-        if self.sharded:
-            mesh = make_mesh(self.device, self.ranks.size, self.fsdp.fsdp_size)
-            shard(self.root, self.module, mesh, self.dtype, self.fsdp.reshard_after_forward)
-            return
-        self.root.to(self.device)
-        if self.optim is not None and self.dtype != torch.float32:
-            self._masters = MasterWeights(self.module, self.dtype)
+            trained = [tensor for tensor in self.placed.named_weights().values() if tensor.requires_grad]
+            self.optimizer = make_optimizer(trained, optim)
 
     # ---- scoring
 
@@ -164,7 +149,7 @@ class TorchEngine:
         collected: list[Metrics] = []
         bad_loss: str | None = None
         for number, index in enumerate(parts):
-            self._sync_replicas(last=number == len(parts) - 1)
+            self.placed.sync_replicas(last=number == len(parts) - 1)
             loss, metrics = self._loss(rows, index, loss_fn, options | {"with_entropy": with_entropy})
             collected.append(metrics)
             # FSDP averages gradients over ranks; the loss is a sum over all of them
@@ -192,7 +177,7 @@ class TorchEngine:
     def _step(self, lr: float, bad_loss: str | None, nothing: bool) -> Metrics:
         """Clip and step, or skip; all ranks take the same way."""
         assert self.optimizer is not None
-        named = self._named_weights()
+        named = self.placed.named_weights()
         grads = [t.grad for t in named.values() if t.grad is not None]
         norm = float(full_tensor(torch.nn.utils.get_total_norm(grads)).item()) if grads else 0.0
         skip = self.ranks.max(float(bad_loss is not None or not math.isfinite(norm))) > 0
@@ -207,17 +192,11 @@ class TorchEngine:
             set_lr(self.optimizer, lr)
             self.optimizer.step()
             self.step_count += 1
-            if self._masters is not None:
-                self._masters.publish()
+            self.placed.weights_changed()
         self.optimizer.zero_grad(set_to_none=True)
         # one rank speaks for all, so that the sum over ranks counts a skipped step once
         skipped = float(skip and self.ranks.rank == 0)
         return {"grad_norm": Metric.last(norm), "lr": Metric.last(lr), "skipped_updates": Metric.sum(skipped)}
-
-    def _sync_replicas(self, last: bool) -> None:
-        """With replicas of the shards, add gradients over replicas once per step and not once per micro-batch."""
-        if isinstance(self.root, FSDPModule):
-            self.root.set_requires_all_reduce(last)
 
     def _micro_batches(self, rows: TensorDict) -> list[Tensor]:
         """Row numbers of each micro-batch; as many on every rank, some perhaps empty."""
@@ -235,24 +214,17 @@ class TorchEngine:
 
     # ---- weights and state
 
-    def _named_weights(self) -> dict[str, Tensor]:
-        """What the optimizer moves: masters where there are any, else the parameters."""
-        return dict(self._masters.masters if self._masters else self.module.named_parameters())
-
     def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         """Full tensors under their Hugging Face names, one at a time, tied ones once; all ranks iterate."""
         self._ready(train=False)
-        kept = self.module.state_dict().keys()
-        buffers = {name: buffer for name, buffer in self.module.named_buffers() if name in kept}
-        for name, tensor in (self._named_weights() | buffers).items():
-            yield name, full_tensor(tensor.detach().to(dtype or tensor.dtype))
+        yield from self.placed.stream(dtype)
 
     def save(self, folder: Path) -> None:
         """Model, optimizer and step count; any number of ranks can load it."""
         self._ready(train=False)
         tensors = self._model_state()
         if self.optimizer is not None:
-            tensors |= state.optimizer_tensors(self.optimizer, self._named_weights())
+            tensors |= state.optimizer_tensors(self.optimizer, self.placed.named_weights())
         state.save_state(folder, tensors, self.sharded)
 
     def load(self, folder: Path) -> None:
@@ -269,14 +241,13 @@ class TorchEngine:
             self.optimizer.state.clear()
             if any(name.startswith(state.OPTIMIZER) for name in saved):
                 state.create_optimizer_state(self.optimizer)
-            tensors |= state.optimizer_tensors(self.optimizer, self._named_weights())
+            tensors |= state.optimizer_tensors(self.optimizer, self.placed.named_weights())
         state.load_state(folder, {name: tensor for name, tensor in tensors.items() if name in saved}, self.sharded)
         self.step_count = int(tensors[state.STEP_COUNT].item())
-        if self._masters is not None:
-            self._masters.publish()
+        self.placed.weights_changed()
 
     def _model_state(self) -> dict[str, Tensor]:
-        named = {f"{state.MODEL}{name}": tensor.detach() for name, tensor in self._named_weights().items()}
+        named = {f"{state.MODEL}{name}": tensor.detach() for name, tensor in self.placed.named_weights().items()}
         return named | {state.STEP_COUNT: torch.tensor(self.step_count)}
 
     # ---- memory
@@ -294,12 +265,9 @@ class TorchEngine:
         if self.device.type == "cpu":
             return
         if self.fsdp.param_offload:
-            self.root.to(device)
-            for master in self._masters.masters.values() if self._masters else ():
-                master.data = master.data.to(device, non_blocking=True)
+            self.placed.move(device)
         if self.fsdp.optimizer_offload and self.optimizer is not None:
-            for kept in self.optimizer.state.values():
-                kept.update({k: v.to(device, non_blocking=True) for k, v in kept.items() if isinstance(v, Tensor)})
+            move_optimizer_state(self.optimizer, device)
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()
 

@@ -172,7 +172,7 @@ class PagedAttention:
         folded = folded.unflatten(0, (kv_heads, -1)).transpose(1, 2).reshape(kv_heads * n, -1, dim)
         scores = torch.bmm(folded, keys.transpose(1, 2)).view(kv_heads, n, -1, places)
         scores += self._mask(tile, window)
-        weights = scores.softmax(-1).view(kv_heads * n, -1, places)
+        weights = scores.softmax(-1, dtype=torch.float32).to(values.dtype).view(kv_heads * n, -1, places)
         return torch.bmm(weights, values).view(kv_heads, n, -1, dim).transpose(0, 1).flatten(1, 2)
 
     def _mask(self, tile: _Tile, window: int | None) -> Tensor:

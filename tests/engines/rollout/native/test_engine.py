@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import gc
 import resource
 from typing import Any
@@ -325,3 +326,20 @@ def test_a_wide_vocabulary_is_sampled_in_parts(make_lm: Any, monkeypatch: pytest
     whole = engine.generate([[2, 3], [4]], params, n=3)
     monkeypatch.setattr("podium.engines.rollout.native.runner.HEAD_VALUES", 200)
     assert tokens_of(engine.generate([[2, 3], [4]], params, n=3)) == tokens_of(whole)
+
+
+@pytest.mark.parametrize("cast", ["module", "autocast"])
+def test_bfloat16_stays_near_float32(cast: str, make_lm: Any, random_prompts: Any, plain_log_probs: Any) -> None:
+    """Prompts whole and in chunks, decoding, and the head, in half precision."""
+    model = make_lm(num_hidden_layers=1)
+    exact = copy.deepcopy(model)
+    half = model.to(torch.bfloat16) if cast == "module" else model
+    engine = NativeEngine(half, small(max_num_batched_tokens=32), dtype=torch.bfloat16)
+    assert engine.cache is not None and engine.cache.layers[0].dtype == torch.bfloat16
+    prompts = random_prompts(6, longest=50, seed=2)
+    differences = [
+        (torch.tensor(completion.raw_log_probs) - plain_log_probs(exact, prompt, completion.token_ids)).abs()
+        for prompt, group in zip(prompts, engine.generate(prompts, SamplingParams(max_tokens=8), n=2), strict=True)
+        for completion in group
+    ]
+    assert torch.cat(differences).mean() < 0.1

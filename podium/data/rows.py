@@ -1,0 +1,63 @@
+"""What a raw row means: verl's columns, TRL's `prompt` with free columns, or a bare question and answer.
+
+Columns that are not named here are kept: they join `extra_info`, where reward functions find them. Nothing is
+tokenized here, and nothing is guessed: a row without a prompt is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from podium.data.prompts import PromptError
+
+NAMED_COLUMNS = {"data_source", "reward_model", "extra_info", "ground_truth", "question", "answer", "images"}
+
+
+@dataclass(frozen=True)
+class Row:
+    prompt: Any
+    """A string or a list of messages, not yet checked."""
+    data_source: str
+    reward_model: dict[str, Any]
+    ground_truth: Any
+    """None where the row has none: a reward model or a custom function may do without."""
+    extra_info: dict[str, Any]
+
+
+def read_row(raw: Mapping[str, Any], prompt_key: str, default_source: str) -> Row:
+    """`default_source` names the data where the row does not."""
+    prompt = raw.get(prompt_key)
+    if prompt is None:
+        prompt = raw.get("question")
+    if prompt is None:
+        raise PromptError(f"no prompt: neither {prompt_key!r} nor 'question' among the columns {sorted(map(str, raw))}")
+    if raw.get("images"):
+        raise PromptError("the row has images; only text prompts can be used")
+    data_source = raw.get("data_source")
+    if data_source is None:
+        data_source = default_source
+    if not isinstance(data_source, str):
+        raise PromptError(f"data_source must be text, not {type(data_source).__name__}")
+    reward_model = _mapping(raw, "reward_model")
+    ground_truth = next(
+        (
+            value
+            for value in (reward_model.get("ground_truth"), raw.get("ground_truth"), raw.get("answer"))
+            if value is not None
+        ),
+        None,
+    )
+    reward_model = {"style": "rule"} | reward_model | {"ground_truth": ground_truth}
+    free = {key: value for key, value in raw.items() if key not in NAMED_COLUMNS and key != prompt_key}
+    return Row(prompt, data_source, reward_model, ground_truth, free | _mapping(raw, "extra_info"))
+
+
+def _mapping(raw: Mapping[str, Any], key: str) -> dict[str, Any]:
+    value = raw.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise PromptError(f"{key} must be an object, not {type(value).__name__}")
+    return dict(value)

@@ -1,0 +1,80 @@
+"""The model in the form an engine keeps it: shards of a mesh, or whole on one device with masters beside it.
+
+    several ranks                 float32 shards, gathered block by block in the compute type
+    one device, float32           the module's own parameters
+    one device, bfloat16          bfloat16 parameters and float32 masters (masters.py)
+    an engine that only scores    parameters in the compute type, without gradients
+
+It takes a module with its parameters loaded, the same on every rank. It does not compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+from transformers import PreTrainedModel
+
+from podium.config.schema import FSDPConfig
+from podium.engines.train.forward import PackedModel
+from podium.engines.train.masters import MasterWeights, cast_parameters
+from podium.engines.train.sharding import Ranks, full_tensor, make_mesh, shard
+from podium.models.value import ValueModel
+
+
+class PlacedModel:
+    def __init__(
+        self,
+        module: PreTrainedModel | ValueModel,
+        ranks: Ranks,
+        fsdp: FSDPConfig,
+        dtype: torch.dtype,
+        trainable: bool,
+    ) -> None:
+        self.module, self.device = module, ranks.device
+        self.root = PackedModel(module)
+        self.sharded = ranks.size > 1
+        self.masters: MasterWeights | None = None
+        if not trainable:
+            module.requires_grad_(False)
+            cast_parameters(module, dtype)
+        if self.sharded:
+            mesh = make_mesh(self.device, ranks.size, fsdp.fsdp_size)
+            shard(self.root, module, mesh, dtype, fsdp.reshard_after_forward)
+            return
+        self.root.to(self.device)
+        if trainable and dtype != torch.float32:
+            self.masters = MasterWeights(module, dtype)
+
+    def named_weights(self) -> dict[str, Tensor]:
+        """What an optimizer moves, by Hugging Face name: masters where there are any, else the parameters."""
+        return dict(self.masters.masters if self.masters else self.module.named_parameters())
+
+    def stream(self, dtype: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
+        """Every weight in full, and the buffers a checkpoint keeps; one at a time, tied ones once, collective."""
+        kept = self.module.state_dict().keys()
+        buffers = {name: buffer for name, buffer in self.module.named_buffers() if name in kept}
+        for name, tensor in (self.named_weights() | buffers).items():
+            yield name, full_tensor(tensor.detach().to(dtype or tensor.dtype))
+
+    def weights_changed(self) -> None:
+        """After a step or a load: bring the module up to date."""
+        if self.masters is not None:
+            self.masters.publish()
+
+    def sync_replicas(self, last: bool) -> None:
+        """With replicas of the shards, add gradients over replicas once per step and not once per micro-batch."""
+        if isinstance(self.root, FSDPModule):
+            self.root.set_requires_all_reduce(last)
+
+    def move(self, device: torch.device) -> None:
+        self.root.to(device)
+        for master in self.masters.masters.values() if self.masters else ():
+            master.data = master.data.to(device, non_blocking=True)
+
+
+def move_optimizer_state(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    for kept in optimizer.state.values():
+        kept.update({key: v.to(device, non_blocking=True) for key, v in kept.items() if isinstance(v, Tensor)})
