@@ -24,6 +24,7 @@ from podium.data.sampler import permutation
 from podium.data.sources import Source, open_source
 from podium.data.tasks import Split, is_task_word
 from podium.errors import DataError
+from podium.protocol import compute_position_ids, object_array
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -142,16 +143,15 @@ def collate_fn(rows: Sequence[dict[str, Any]], pad_token_id: int = 0) -> Batch:
         start = width - len(row["input_ids"])
         input_ids[index, start:] = torch.tensor(row["input_ids"], dtype=torch.long)
         attention_mask[index, start:] = 1
-    position_ids = (attention_mask.cumsum(-1) - 1).clamp(min=0)
     batch: Batch = {
         "prompts": input_ids,
         "input_ids": input_ids,
         "attention_mask": attention_mask,
-        "position_ids": position_ids,
+        "position_ids": compute_position_ids(attention_mask),
     }
     for key in rows[0] if rows else ():
         if key != "input_ids":
-            batch[key] = _object_array([row[key] for row in rows])
+            batch[key] = object_array([row[key] for row in rows])
     return batch
 
 
@@ -177,10 +177,3 @@ def _pad_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
     """The padding token, or the end token where there is none; padding never reaches a model."""
     token = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     return token if isinstance(token, int) else 0
-
-
-def _object_array(values: list[Any]) -> NDArray[np.object_]:
-    array = np.empty(len(values), dtype=object)
-    for index, value in enumerate(values):  # one by one: numpy would unpack lists of equal length
-        array[index] = value
-    return array

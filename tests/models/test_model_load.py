@@ -24,6 +24,7 @@ from podium.models.load import (
     check_head,
     load_causal_lm,
     load_config,
+    load_tokenizer,
     logit_transform,
     output_head,
     prepare,
@@ -131,3 +132,10 @@ def test_a_family_that_scales_its_logits_is_known_and_an_unknown_change_is_refus
 def test_a_model_without_a_vocabulary_has_no_output_head() -> None:
     with pytest.raises(ModelError, match="no linear output head"):
         output_head(LlamaForCausalLM(LlamaConfig(**SHAPE)).model)
+
+
+def test_the_default_model_needs_no_download() -> None:
+    model = load_causal_lm(ModelConfig())
+    tokenizer = load_tokenizer(ModelConfig().path)
+    assert tokenizer.eos_token_id is not None and tokenizer.pad_token_id is not None
+    assert len(tokenizer) <= output_head(model).out_features
