@@ -236,6 +236,7 @@ class RayPPOTrainer:
             with marked_timer("reward", timing):
                 batch, outcome = score_batch(generated, self.reward_fn)
                 metrics |= outcome.metrics
+                metrics["training/staleness"] = float(self.policy_version - pending.version)
                 self.recorder.rollouts(self.global_steps, make_samples(generated, outcome, self.tokenizer.decode))
                 if pending.baseline is not None:
                     greedy = self._join(pending.prompts, pending.baseline.get())

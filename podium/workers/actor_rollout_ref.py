@@ -7,17 +7,16 @@ they are sharded it has a copy that every publish fills.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from podium.checkpoint.export import export_hf
 from podium.config.schema import Config
+from podium.engines.rollout import make_rollout_engine
 from podium.engines.rollout.base import RolloutEngine
-from podium.engines.rollout.hf import HFEngine
-from podium.engines.rollout.native.engine import NativeEngine
 from podium.engines.sync import make_probe, publish
 from podium.engines.train.torch import TorchEngine
 from podium.metric import Metrics
@@ -31,8 +30,6 @@ from podium.workers.engines import make_train_engine
 from podium.workers.optimization import total_optimizer_steps
 from podium.workers.reference import Reference
 from podium.workers.rollout import Rollout
-
-ROLLOUT_ENGINES: dict[str, Callable[..., RolloutEngine]] = {"native": NativeEngine, "hf": HFEngine}
 
 
 class ActorRolloutRefWorker(Worker):
@@ -74,7 +71,8 @@ class ActorRolloutRefWorker(Worker):
         module = self.train_engine.module
         if self.train_engine.sharded:
             module = load_causal_lm(config.model, self.train_engine.dtype, self.device)
-        return ROLLOUT_ENGINES[config.rollout.name](module, config.rollout, self.tokenizer)
+        assert isinstance(module, PreTrainedModel)
+        return make_rollout_engine(config.rollout, module, self.tokenizer, self.train_engine.dtype)
 
     # ---- rollout
 

@@ -346,6 +346,13 @@ def test_bfloat16_computes_in_half_precision_and_keeps_float32_masters(tmp_path:
     assert torch.equal(again.module.lm_head.weight, engine.module.lm_head.weight)  # type: ignore[union-attr,arg-type]
 
 
+def test_bfloat16_gradients_of_all_micro_batches_add_up() -> None:
+    batch = make_batch(8)
+    small = make_engine(dtype=torch.bfloat16, micro_batch_size_per_gpu=1).update(batch, policy_loss, tokens(batch))
+    whole = make_engine().update(batch, policy_loss, tokens(batch))
+    assert small["grad_norm"].result() == pytest.approx(whole["grad_norm"].result(), rel=0.05)
+
+
 def test_settings_that_cannot_work_are_refused() -> None:
     with pytest.raises(ConfigError, match="total number of optimizer steps"):
         make_engine(optim=OptimConfig(lr_decay="cosine"))
