@@ -23,6 +23,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import logging as transformers_logging
 
 from podium.config.schema import ModelConfig
 from podium.errors import ModelError
@@ -189,6 +190,7 @@ def check_head(model: PreTrainedModel) -> None:
 
 def _read(loader: Callable[..., Any], path: str, **options: Any) -> Any:
     """Call a transformers loader; what it cannot read becomes a ModelError that names the model."""
+    transformers_logging.disable_progress_bar()  # it would break into the run's own console
     try:
         return loader(resolve_path(path), **options)
     except ModelError:

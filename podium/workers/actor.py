@@ -13,7 +13,7 @@ from torch import Tensor
 from podium.algorithms import add_regularizers, agg_count, get_policy_loss_fn, rollout_correction_metrics
 from podium.config.schema import ActorConfig, RolloutConfig
 from podium.engines.train.base import ModelOutputs, TrainEngine
-from podium.metric import Metrics
+from podium.metric import Metric, Metrics, merge_metrics
 from podium.protocol import DataProto
 from podium.workers.optimization import gather_rows, optimizer_steps, run_updates
 
@@ -43,7 +43,16 @@ class Actor:
         if self.policy_loss.needs_selection:
             self._add_selection(rows)
         count = agg_count(rows.tensors()["response_mask"], self.agg_mode, self.l_max)
-        return self.engine.update(rows, self._loss, count, temperature=self.temperature)
+        taught = self._rows_that_teach(rows)
+        metrics = self.engine.update(taught, self._loss, count, temperature=self.temperature)
+        left_out = count - agg_count(taught.tensors()["response_mask"], self.agg_mode, self.l_max)
+        return merge_metrics([metrics, {"actor/pg_loss": Metric.mean(0.0, left_out)}])
+
+    def _rows_that_teach(self, rows: DataProto) -> DataProto:
+        """Without the rows that add nothing to any gradient; they stay in the count, so the result is the same."""
+        if not self.policy_loss.proportional or self.config.entropy_coeff or self.config.use_kl_loss:
+            return rows
+        return rows.select_idxs((rows.tensors()["advantages"] * rows.tensors()["response_mask"] != 0).any(-1))
 
     def _loss(self, outputs: ModelOutputs, rows: TensorDict) -> tuple[Tensor, Metrics]:
         mask, log_prob = rows["response_mask"], outputs.log_probs

@@ -105,7 +105,7 @@ def select_kl_cov(
     return _first(order, response_mask.bool(), number)
 
 
-@register_policy_loss("clip_cov", prepare=select_clip_cov)
+@register_policy_loss("clip_cov", prepare=select_clip_cov, proportional=True)
 def compute_policy_loss_clip_cov(
     old_log_prob: Tensor,
     log_prob: Tensor,

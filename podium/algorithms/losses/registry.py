@@ -32,8 +32,11 @@ class PolicyLossEntry:
         function: PolicyLossFunction,
         prepare: SelectionFunction | None = None,
         fixed_agg_mode: LossAggMode | None = None,
+        proportional: bool = False,
     ) -> None:
         self.name, self.function = name, function
+        self.proportional = proportional
+        """A row whose advantages are all 0 has neither loss nor gradient, so that it may be left out of the update."""
         self.fixed_agg_mode = fixed_agg_mode
         self._prepare = prepare
         self._signature = Signature(function)
@@ -107,7 +110,10 @@ _ENTRIES: dict[str, PolicyLossEntry] = {}
 
 
 def register_policy_loss(
-    name: str, prepare: SelectionFunction | None = None, fixed_agg_mode: LossAggMode | None = None
+    name: str,
+    prepare: SelectionFunction | None = None,
+    fixed_agg_mode: LossAggMode | None = None,
+    proportional: bool = False,
 ) -> Callable[[PolicyLossFunction], PolicyLossFunction]:
     """Register a loss function under a name.
 
@@ -119,7 +125,7 @@ def register_policy_loss(
         known = _ENTRIES.get(name)
         if known is not None and known.function.__qualname__ != function.__qualname__:
             raise ConfigError(f"policy loss {name!r} is already {known.function.__qualname__}; choose another name")
-        _ENTRIES[name] = PolicyLossEntry(name, function, prepare, fixed_agg_mode)
+        _ENTRIES[name] = PolicyLossEntry(name, function, prepare, fixed_agg_mode, proportional)
         return function
 
     return register

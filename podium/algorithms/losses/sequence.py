@@ -12,7 +12,7 @@ from podium.config.schema import ActorConfig
 from podium.metric import Metrics
 
 
-@register_policy_loss("gspo", fixed_agg_mode="seq-mean-token-mean")
+@register_policy_loss("gspo", fixed_agg_mode="seq-mean-token-mean", proportional=True)
 def compute_policy_loss_gspo(
     old_log_prob: Tensor,
     log_prob: Tensor,
@@ -40,7 +40,7 @@ def compute_policy_loss_gspo(
     )
 
 
-@register_policy_loss("geo_mean", fixed_agg_mode="seq-mean-token-mean")
+@register_policy_loss("geo_mean", fixed_agg_mode="seq-mean-token-mean", proportional=True)
 def compute_policy_loss_geo_mean(
     old_log_prob: Tensor,
     log_prob: Tensor,

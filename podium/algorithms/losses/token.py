@@ -35,7 +35,7 @@ def ppo_token_losses(
     return torch.where(binds, ceiling, losses), clipped, binds
 
 
-@register_policy_loss("vanilla")
+@register_policy_loss("vanilla", proportional=True)
 def compute_policy_loss_vanilla(
     old_log_prob: Tensor,
     log_prob: Tensor,
@@ -89,7 +89,7 @@ def compute_policy_loss(
     return pg_loss, means[0], means[1], means[2]
 
 
-@register_policy_loss("sapo")
+@register_policy_loss("sapo", proportional=True)
 def compute_policy_loss_sapo(
     old_log_prob: Tensor,
     log_prob: Tensor,
@@ -112,7 +112,7 @@ def compute_policy_loss_sapo(
     return finish_policy_loss(losses, response_mask, loss_agg_mode, l_max, difference, rollout_is_weights)
 
 
-@register_policy_loss("cispo")
+@register_policy_loss("cispo", proportional=True)
 def compute_policy_loss_cispo(
     old_log_prob: Tensor,
     log_prob: Tensor,
@@ -138,7 +138,7 @@ def compute_policy_loss_cispo(
     )
 
 
-@register_policy_loss("gpg")
+@register_policy_loss("gpg", proportional=True)
 def compute_policy_loss_gpg(
     old_log_prob: Tensor,
     log_prob: Tensor,
@@ -157,7 +157,7 @@ def compute_policy_loss_gpg(
     )
 
 
-@register_policy_loss("reinforce")
+@register_policy_loss("reinforce", proportional=True)
 def compute_policy_loss_reinforce(
     old_log_prob: Tensor,
     log_prob: Tensor,
@@ -207,7 +207,7 @@ def _dppo_losses(difference: Tensor, log_prob: Tensor, advantages: Tensor, kept:
     return torch.where(kept, -advantages * ratio * log_prob, 0.0)
 
 
-@register_policy_loss("dppo_tv")
+@register_policy_loss("dppo_tv", proportional=True)
 def compute_policy_loss_dppo_tv(
     old_log_prob: Tensor,
     log_prob: Tensor,
@@ -233,7 +233,7 @@ def compute_policy_loss_dppo_tv(
     )
 
 
-@register_policy_loss("dppo_kl")
+@register_policy_loss("dppo_kl", proportional=True)
 def compute_policy_loss_dppo_kl(
     old_log_prob: Tensor,
     log_prob: Tensor,
