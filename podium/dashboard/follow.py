@@ -1,0 +1,112 @@
+"""Files that grow while they are read: complete lines only, each once, and a word when the file was replaced.
+
+A resumed run cuts or replaces its files. That is seen by the inode, the size, and the last bytes that were read; reading
+then starts over. A last line without its newline is left for the next look.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+BLOCK_BYTES = 1 << 23
+MARK_BYTES = 64
+
+
+@dataclass(frozen=True)
+class Block:
+    """Complete lines, and where in the file they begin."""
+
+    start: int
+    data: bytes
+    is_restart: bool
+    """What was read before no longer counts."""
+
+
+class GrowingFile:
+    """The position of a reader in a file."""
+
+    def __init__(self) -> None:
+        self.offset = 0
+        self._inode: tuple[int, int] | None = None
+        self._mark = b""
+
+    def new_blocks(self, file: BinaryIO) -> Iterator[Block]:
+        """What has been added since the last call, in blocks of some megabytes."""
+        restart = self._start_over_if_replaced(file)
+        if restart:
+            yield Block(0, b"", is_restart=True)
+        size = BLOCK_BYTES
+        while True:
+            data = os.pread(file.fileno(), size, self.offset)
+            end = data.rfind(b"\n") + 1
+            if not end:
+                if len(data) < size:
+                    return
+                size *= 2  # a line longer than a block
+                continue
+            data = data[:end]
+            block = Block(self.offset, data, is_restart=False)
+            self.offset += end
+            self._mark = data[-MARK_BYTES:]
+            size = BLOCK_BYTES
+            yield block
+
+    def _start_over_if_replaced(self, file: BinaryIO) -> bool:
+        info = os.fstat(file.fileno())
+        inode = (info.st_dev, info.st_ino)
+        before = os.pread(file.fileno(), len(self._mark), self.offset - len(self._mark)) if self._mark else b""
+        same = self._inode is None or (inode == self._inode and before == self._mark)
+        self._inode = inode
+        if same:
+            return False
+        self.offset, self._mark = 0, b""
+        return True
+
+
+class Records:
+    """All objects of a small JSON-lines file (events), read on as it grows. Damaged lines are skipped and counted."""
+
+    def __init__(self) -> None:
+        self.records: list[dict[str, Any]] = []
+        self.num_damaged = 0
+        self._file = GrowingFile()
+
+    def refresh(self, path: Path | None) -> list[dict[str, Any]]:
+        if path is None:
+            self.records = []
+            return self.records
+        with path.open("rb") as file:
+            for block in self._file.new_blocks(file):
+                if block.is_restart:
+                    self.records, self.num_damaged = [], 0
+                for line in block.data.splitlines():
+                    record = parse_object(line)
+                    if record is not None:
+                        self.records.append(record)
+                    elif line.strip():
+                        self.num_damaged += 1
+        return self.records
+
+
+def parse_object(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def read_tail(path: Path, num_bytes: int) -> bytes:
+    """The last complete lines of a file, about so many bytes of them."""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        start = max(0, size - num_bytes)
+        data = os.pread(file.fileno(), size - start, start)
+    if start:
+        data = data[data.find(b"\n") + 1 :]
+    return data[: data.rfind(b"\n") + 1]
