@@ -1,9 +1,9 @@
 """metrics.jsonl as columns, read on demand.
 
-A long run has hundreds of megabytes of metrics and a chart needs a few columns of them. So lines are indexed once (their
-place and step), names are collected from the lines that look new, and a column is picked out of the raw lines by its name
-when somebody asks. All of it goes on from where it was when the file grows. It relies on what the writer promises: a line
-is a flat object of numbers. A line that is no such thing is skipped.
+A long run has hundreds of megabytes of metrics and a chart needs a few columns of them. So lines are indexed once
+(their place and step), names are collected from the lines that look new, and a column is picked out of the raw lines
+by its name when somebody asks. All of it goes on from where it was when the file grows. It relies on what the writer
+promises: a line is a flat object of numbers. A line that is no such thing is skipped.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Long curves as few points: pure functions on arrays.
 
-Peaks are what people look for, so each bucket of a curve keeps its lowest and its highest point. Means are for bars, where
-the height of one step says little.
+Peaks are what people look for, so each bucket of a curve keeps its lowest and its highest point. Means are for bars,
+where the height of one step says little.
 """
 
 from __future__ import annotations
 
 import math
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +36,7 @@ def min_max(steps: Ints, values: Floats, points: int) -> tuple[Ints, Floats]:
     edges = np.linspace(0, len(steps), max(points // 2, 2) + 1).astype(np.int64)
     low, high = np.where(np.isnan(values), np.inf, values), np.where(np.isnan(values), -np.inf, values)
     keep = [0, len(steps) - 1]
-    for start, end in zip(edges[:-1], edges[1:], strict=True):
+    for start, end in pairwise(edges.tolist()):
         keep += [start + int(low[start:end].argmin()), start + int(high[start:end].argmax())]
     at = np.unique(np.array(keep, dtype=np.int64))
     return steps[at], values[at]

@@ -1,7 +1,7 @@
 """Files that grow while they are read: complete lines only, each once, and a word when the file was replaced.
 
-A resumed run cuts or replaces its files. That is seen by the inode, the size, and the last bytes that were read; reading
-then starts over. A last line without its newline is left for the next look.
+A resumed run cuts or replaces its files. That is seen by the inode, the size, and the last bytes that were read;
+reading then starts over. A last line without its newline is left for the next look.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The samples of a dump: pages in file order, filters and orders, groups of one prompt, one prompt over the steps.
 
-A dump is a file of one JSON object a line, written whole. The places of its lines are found by a scan for newlines, so a
-first page costs nothing but that; a table of what can be filtered and sorted is made when somebody filters or sorts. Texts
-are cut to excerpts in lists and are whole in the view of one sample.
+A dump is a file of one JSON object a line, written whole. The places of its lines are found by a scan for newlines,
+so a first page costs nothing but that; a table of what can be filtered and sorted is made when somebody filters or
+sorts. Texts are cut to excerpts in lists and are whole in the view of one sample.
 """
 
 from __future__ import annotations
@@ -258,8 +258,9 @@ def _length(record: dict[str, Any]) -> int:
 
 
 def _number(value: Any) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if is_number else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e300:
+        return None
+    return float(value) if math.isfinite(value) else None
 
 
 def _text(value: Any) -> str:

@@ -23,7 +23,8 @@ _STARTS = frozenset({"started", "resumed"})
 _ENDS_BADLY = frozenset({"failed", "crashed", "aborted", "interrupted", "terminated"})
 _ERROR = re.compile(r"fail|crash|died|error|corrupt|abort|killed|lost", re.IGNORECASE)
 _WARNING = re.compile(
-    r"non_finite|restart|skip|timeout|stall|quarantine|retr|unscored|interrupt|terminat|warn|drop|partial", re.IGNORECASE
+    r"non_finite|restart|skip|timeout|stall|quarantine|retr|unscored|interrupt|terminat|warn|drop|partial",
+    re.IGNORECASE,
 )
 _TRACEBACK = b"Traceback (most recent call last):"
 _SIGN_OF_LIFE = re.compile(rb"^(podium: |step \d+/|validation at |resumed from )", re.MULTILINE)

@@ -141,6 +141,9 @@ class RayPPOTrainer:
         """Train from the newest checkpoint, or from the start, to the last step."""
         trainer, algorithm = self.config.trainer, self.config.algorithm
         self._load_checkpoint()
+        if self.global_steps >= self.total_training_steps:
+            self.recorder.nothing_to_do(self.global_steps)
+            return
         if trainer.val_before_train and self.global_steps == 0:
             self._validate()
         while self.global_steps < self.total_training_steps:

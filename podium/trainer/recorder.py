@@ -54,6 +54,13 @@ class Recorder:
     def event(self, kind: str, **details: Any) -> None:
         self.log.event(kind, **details)
 
+    def nothing_to_do(self, step: int) -> None:
+        """The run was finished before."""
+        self.console.message(
+            f"This run already has its {step} steps, in {self.config.trainer.default_local_dir}. To go on, set "
+            f"trainer.total_training_steps={2 * step}; to start anew, trainer.resume_mode=disable."
+        )
+
     def finish(self) -> None:
         self.log.event("finished")
         self.console.finish(RunSummary(checkpoints=self.saved))

@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from podium.engines.rollout.native.lean_ops import HeadNorms, Rotary
+
 
 def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
     """x += delta (in place), then the RMS norm of x; x and delta [T, H]."""
@@ -49,12 +51,16 @@ def _add_rms_norm(x_ptr, delta_ptr, weight_ptr, out_ptr, eps, width, HAS_DELTA: 
     tl.store(out_ptr + here, (normed * weight.to(tl.float32)).to(x.dtype), mask=inside)
 
 
+def rows_of_rotary(cos: Tensor, sin: Tensor, positions: Tensor) -> Rotary:
+    """The tables [positions, D / 2] float32 made ready for tokens at `positions` [T]: each program reads its own row."""
+    return cos, sin, positions
+
+
 def rotate_and_store(
     qkv: Tensor,  # [T, H + 2·Hkv, D], rotated in place
-    positions: Tensor,  # [T]
     places: Tensor,  # [T] in the layer's cache; below 0: not stored
-    rotary: tuple[Tensor, Tensor],  # cos and sin [positions, D / 2] float32
-    norms: tuple[Tensor, Tensor, float] | None,  # of queries and keys per head [D], and epsilon
+    rotary: Rotary,
+    norms: HeadNorms | None,
     cache: Tensor,  # [2, Hkv, pages, page size, D]
 ) -> None:
     """Queries and keys are normed (where the family does) and rotated; keys and values go into the cache."""
@@ -64,7 +70,7 @@ def rotate_and_store(
     heads_block = 16
     _rotate_and_store[(num_tokens, triton.cdiv(num_heads, heads_block))](
         qkv,
-        positions,
+        rotary[2],
         places,
         rotary[0],
         rotary[1],
