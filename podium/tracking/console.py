@@ -225,7 +225,16 @@ class Console:
     def _next_commands(self) -> list[str]:
         recipe = Path(self.config.trainer.default_local_dir) / "config.yaml"
         longer = max(self.view.total_steps * 2, 1)
-        return [f"podium train {recipe} trainer.total_training_steps={longer}"]
+        return [f"{_command()} train {recipe} trainer.total_training_steps={longer}"]
+
+
+def _command() -> str:
+    """How this very program was called, so that the next command works as it stands."""
+    called = Path(sys.argv[0])
+    if called.name != "podium":
+        return "podium"
+    here = Path.cwd()
+    return str(called.relative_to(here)) if called.is_relative_to(here) else str(called)
 
 
 def _is_interactive(console: RichConsole) -> bool:
