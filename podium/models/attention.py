@@ -141,11 +141,8 @@ class PackedAttention:
         return self._grouped(q, k, v, scaling, window).unsqueeze(0)
 
     def _varlen(self, q: Tensor, k: Tensor, v: Tensor, scaling: float, window: int | None) -> Tensor:
-        extra = {"enable_gqa": q.shape[1] != k.shape[1]} if _VARLEN_TAKES_GQA else {}
-        cu, longest = self.cu_seqlens, self.max_length
-        sees = (-1 if window is None else window - 1, 0)
-        out: Tensor = _varlen(q, k, v, cu, cu, longest, longest, scale=scaling, window_size=sees, **extra)
-        return out
+        cu, longest = self.cu_seqlens, (self.max_length, self.max_length)
+        return varlen_attention(q, k, v, cu, cu, longest, scaling, window)
 
     def _grouped(self, q: Tensor, k: Tensor, v: Tensor, scaling: float, window: int | None) -> Tensor:
         # split, not slices: the backward of a slice fills a whole [T, heads, D] tensor, once per group
@@ -155,7 +152,7 @@ class PackedAttention:
             gq, gk, gv = (x.unflatten(0, (count, length)).transpose(1, 2) for x in parts)  # [n, heads, L, D]
             gw = window if window is not None and window < length else None
             if length <= SHORT_TOKENS and not q.is_cuda:
-                out = self._short(gq, gk, gv, scaling, gw)
+                out = explicit_attention(gq, gk, gv, self._mask(length, gw, q), scaling)
             else:
                 out = self._sdpa(gq, gk, gv, scaling, gw)
             outs.append(out.transpose(1, 2).flatten(0, 1))
@@ -168,27 +165,48 @@ class PackedAttention:
         mask = self._mask(q.shape[2], window, q)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling, enable_gqa=gqa)
 
-    def _short(self, q: Tensor, k: Tensor, v: Tensor, scaling: float, window: int | None) -> Tensor:
-        """Explicit scores; the query heads that share a KV head are folded into its rows."""
-        n, heads, length, dim = q.shape
-        kv_heads = k.shape[1]
-        rows = heads // kv_heads * length
-        mask = self._mask(length, window, q).repeat(heads // kv_heads, 1)
-        scores = torch.baddbmm(
-            mask.expand(n * kv_heads, rows, length),
-            q.reshape(n * kv_heads, rows, dim),
-            k.reshape(n * kv_heads, length, dim).transpose(1, 2),
-            alpha=scaling,
-        )
-        weights = scores.softmax(-1)
-        return torch.bmm(weights, v.reshape(n * kv_heads, length, -1)).view(n, heads, length, -1)
-
     def _mask(self, length: int, window: int | None, like: Tensor) -> Tensor:
-        """Additive [L, L]: 0 where the row's token sees the column's, -inf elsewhere; made once, used by all layers."""
+        """Made once, used by all layers."""
         entry = (length, window, like.dtype)
         if entry not in self._masks:
-            mask = torch.full((length, length), float("-inf"), dtype=like.dtype, device=like.device).triu(1)
-            if window is not None:
-                mask += torch.full_like(mask, float("-inf")).tril(-window)
-            self._masks[entry] = mask
+            self._masks[entry] = causal_mask(length, length, window, like)
         return self._masks[entry]
+
+
+def varlen_attention(
+    q: Tensor,  # [tokens, heads, D]
+    k: Tensor,
+    v: Tensor,
+    cu_queries: Tensor,
+    cu_keys: Tensor,
+    longest: tuple[int, int],
+    scaling: float,
+    window: int | None,
+) -> Tensor:
+    """One flash call over sequences of unequal length, ends aligned; CUDA, half precision."""
+    extra = {"enable_gqa": q.shape[1] != k.shape[1]} if _VARLEN_TAKES_GQA else {}
+    sees = (-1 if window is None else window - 1, 0)
+    out: Tensor = _varlen(q, k, v, cu_queries, cu_keys, *longest, scale=scaling, window_size=sees, **extra)
+    return out
+
+
+def explicit_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scaling: float) -> Tensor:
+    """Scores in full, [n, heads, L, D]; the query heads that share a KV head are folded into its rows."""
+    n, heads, queries, dim = q.shape
+    kv_heads, keys = k.shape[1], k.shape[2]
+    rows = heads // kv_heads * queries
+    scores = torch.baddbmm(
+        mask.repeat(heads // kv_heads, 1).expand(n * kv_heads, rows, keys),
+        q.reshape(n * kv_heads, rows, dim),
+        k.reshape(n * kv_heads, keys, dim).transpose(1, 2),
+        alpha=scaling,
+    )
+    return torch.bmm(scores.softmax(-1), v.reshape(n * kv_heads, keys, -1)).view(n, heads, queries, -1)
+
+
+def causal_mask(queries: int, keys: int, window: int | None, like: Tensor) -> Tensor:
+    """Additive [queries, keys]: 0 where a token sees another, -inf elsewhere; ends are aligned."""
+    mask = torch.full((queries, keys), float("-inf"), dtype=like.dtype, device=like.device).triu(keys - queries + 1)
+    if window is not None:
+        mask += torch.full_like(mask, float("-inf")).tril(keys - queries - window)
+    return mask

@@ -1,8 +1,9 @@
 """Which optimizer step and which rank each row of a batch belongs to.
 
 The composition of a mini-batch depends on the prompts alone, never on the number of ranks; only then are loss and
-gradients the same for every world size. Rows of one prompt stay together. Ranks share each mini-batch by cost, so that
-none waits for another.
+gradients the same for every world size. Rows of one prompt stay together in a mini-batch, and on one rank where that
+does not unbalance the ranks, because a train engine computes their prompt once. Ranks share each mini-batch by cost, so
+that none waits for another.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ import torch
 
 from podium.algorithms import get_seqlen_balanced_partitions
 from podium.protocol import DataProto
+
+MAX_IMBALANCE = 1.02
+"""Whole prompts are shared out only while the costliest rank is at most this much above the mean."""
 
 
 def group_index(uids: Sequence[Any] | np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -34,15 +38,34 @@ def partition_over_ranks(batch: DataProto, costs: Sequence[float], ranks: int, b
     """The rows of each rank: every mini-batch is shared out over all ranks."""
     parts: list[list[int]] = [[] for _ in range(ranks)]
     mini_batch = batch.tensors()["mini_batch"].numpy()
+    groups = group_index(batch.non_tensor_batch["uid"])
     for number in np.unique(mini_batch):
         rows = np.flatnonzero(mini_batch == number).tolist()
-        if balance and len(rows) >= ranks:
-            shares = get_seqlen_balanced_partitions([costs[row] for row in rows], ranks, equal_size=False)
-        else:
-            shares = [share.tolist() for share in np.array_split(np.arange(len(rows)), ranks)]
+        by_prompt: dict[int, list[int]] = {}
+        for row in rows:
+            by_prompt.setdefault(int(groups[row]), []).append(row)
+        shares = _share_out(list(by_prompt.values()), costs, ranks, balance)
+        if balance and len(rows) >= ranks and _imbalance(shares, costs) > MAX_IMBALANCE:
+            shares = _share_out([[row] for row in rows], costs, ranks, balance)
         for part, share in zip(parts, shares, strict=True):
-            part.extend(rows[i] for i in share)
+            part.extend(share)
     return parts
+
+
+def _share_out(units: list[list[int]], costs: Sequence[float], ranks: int, balance: bool) -> list[list[int]]:
+    """The rows of each rank, units kept whole."""
+    if balance and len(units) >= ranks:
+        unit_costs = [sum(costs[row] for row in unit) for unit in units]
+        numbers = get_seqlen_balanced_partitions(unit_costs, ranks, equal_size=False)
+    else:
+        numbers = [share.tolist() for share in np.array_split(np.arange(len(units)), ranks)]
+    return [[row for number in share for row in units[number]] for share in numbers]
+
+
+def _imbalance(shares: Sequence[Sequence[int]], costs: Sequence[float]) -> float:
+    """The costliest rank over the mean."""
+    totals = [sum(costs[row] for row in share) for share in shares]
+    return max(totals) * len(totals) / max(sum(totals), 1e-12)
 
 
 def seqlen_metrics(

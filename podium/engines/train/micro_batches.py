@@ -7,7 +7,7 @@ is a round of collectives: `stretch_to` brings a rank to the number that the ful
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from podium.algorithms.balance import get_seqlen_balanced_partitions
@@ -28,27 +28,30 @@ class MicroBatchLimits:
             raise ConfigError(f"micro_batch_size_per_gpu is {self.max_rows}; it must be at least 1, or null.")
 
 
-Cost = Callable[[int], float]
-"""The cost of a sequence of so many tokens."""
+def cut_into_micro_batches(lengths: Sequence[int], limits: MicroBatchLimits, costs: Sequence[float]) -> list[list[int]]:
+    """Item numbers of each micro-batch, as few as the limits allow. An item past the budget gets one of its own.
 
-
-def cut_into_micro_batches(lengths: Sequence[int], limits: MicroBatchLimits, cost: Cost) -> list[list[int]]:
-    """Row numbers of each micro-batch, as few as the limits allow. A row past the budget gets one of its own."""
+    An item is a row, or rows that stay together (units.py); it has `lengths` tokens and a cost.
+    """
     if not lengths:
         return []
     if limits.max_rows is not None:
         return _by_rows(lengths, limits.max_rows)
     num_parts = max(-(-sum(lengths) // limits.max_tokens), 1)
     while num_parts < len(lengths):
-        parts = _balanced(lengths, cost, num_parts)
+        parts = _balanced(costs, num_parts)
         if _fits(parts, lengths, limits.max_tokens):
             return parts
         num_parts += 1 + num_parts // 8
-    return _balanced(lengths, cost, len(lengths))
+    return _balanced(costs, len(lengths))
 
 
 def stretch_to(
-    parts: list[list[int]], num_parts: int, lengths: Sequence[int], limits: MicroBatchLimits, cost: Cost
+    parts: list[list[int]],
+    num_parts: int,
+    lengths: Sequence[int],
+    limits: MicroBatchLimits,
+    costs: Sequence[float],
 ) -> list[list[int]]:
     """Exactly `num_parts` micro-batches, because another rank needs so many: cut finer, and leave the rest empty."""
     assert len(parts) <= num_parts
@@ -56,7 +59,7 @@ def stretch_to(
         if limits.max_rows is not None:
             parts = _by_rows(lengths, -(-len(lengths) // num_parts))
         else:
-            finer = _balanced(lengths, cost, min(num_parts, len(lengths)))
+            finer = _balanced(costs, min(num_parts, len(lengths)))
             parts = finer if _fits(finer, lengths, limits.max_tokens) else parts
     return parts + [[] for _ in range(num_parts - len(parts))]
 
@@ -71,10 +74,9 @@ def _by_rows(lengths: Sequence[int], max_rows: int) -> list[list[int]]:
     return [order[start : start + max_rows] for start in range(0, len(order), max_rows)]
 
 
-def _balanced(lengths: Sequence[int], cost: Cost, num_parts: int) -> list[list[int]]:
+def _balanced(costs: Sequence[float], num_parts: int) -> list[list[int]]:
     """Parts of about equal cost, the costliest first."""
     if num_parts == 1:
-        return [list(range(len(lengths)))]
-    costs = [cost(length) for length in lengths]
+        return [list(range(len(costs)))]
     parts = get_seqlen_balanced_partitions(costs, num_parts, equal_size=False)
     return sorted(parts, key=lambda rows: -sum(costs[row] for row in rows))

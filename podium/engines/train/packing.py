@@ -2,8 +2,9 @@
 
 A Pack holds the tokens of several sequences end to end, shortest first (equal lengths become one batched attention
 call), and remembers where each response token's prediction lands in the padded `[rows, R]` grid. The token at response
-column t is predicted by the hidden state of the token before it. It does not decide which rows go together
-(micro_batches.py) and calls no model (forward.py).
+column t is predicted by the hidden state of the token before it. Rows that share a prompt share its tokens, where that
+saves enough (shared_pack.py). It does not decide which rows go together (micro_batches.py) and calls no model
+(forward.py).
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from podium.models.attention import PackedAttention
+from podium.models.attention import AttentionPlan, PackedAttention
 
 
 @dataclass(frozen=True)
 class Pack:
     input_ids: Tensor  # [1, T]
     position_ids: Tensor  # [1, T]
-    attention: PackedAttention
+    attention: AttentionPlan
     sources: Tensor  # [N] index in T of the hidden state that speaks about a response token
     labels: Tensor  # [N] that response token
     slots: Tensor  # [N] its place in the flattened [rows, R] grid
@@ -49,12 +50,28 @@ def row_lengths(rows: TensorDict) -> list[int]:
     return lengths
 
 
+def prompt_numbers(rows: TensorDict) -> tuple[Tensor, Tensor]:
+    """Which of the distinct prompts each row has, and its length; both [rows]."""
+    width = rows["attention_mask"].shape[1] - rows["responses"].shape[1]
+    mask = rows["attention_mask"][:, :width].bool()
+    ids = torch.where(mask, rows["input_ids"][:, :width], -1)
+    return torch.unique(ids, dim=0, return_inverse=True)[1], mask.sum(-1)
+
+
 def pack(rows: TensorDict, device: torch.device, *, own_hidden: bool = False) -> Pack:
     """All of `rows` as one pack on `device`; the bookkeeping runs where the rows are.
 
     `own_hidden`: a response token's source is its own hidden state, not its predecessor's. Otherwise the last token of
     each row predicts nothing and stays out of the model.
     """
+    from podium.engines.train.shared_pack import shared_pack
+
+    shared = shared_pack(rows, device, own_hidden)
+    return plain_pack(rows, device, own_hidden) if shared is None else shared
+
+
+def plain_pack(rows: TensorDict, device: torch.device, own_hidden: bool) -> Pack:
+    """Every row a sequence of its own."""
     mask = rows["attention_mask"].bool()  # [b, W]
     width = rows["responses"].shape[1]
     order = mask.sum(-1).argsort(stable=True)

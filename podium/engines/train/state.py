@@ -13,28 +13,31 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
+from podium.engines.train.safe_metadata import SafeReader
 from podium.errors import CheckpointError
 
 MODEL, OPTIMIZER, STEP_COUNT = "model.", "optimizer.", "step_count"
 
 
-def save_state(folder: Path, tensors: dict[str, Tensor], distributed: bool) -> None:
-    """Write; collective when `distributed`."""
+def save_state(
+    folder: Path, tensors: dict[str, Tensor], distributed: bool, process_group: ProcessGroup | None = None
+) -> None:
+    """Write; collective when `distributed`. A thread beside the training brings a process group of its own."""
     folder.mkdir(parents=True, exist_ok=True)
     with _one_process_is_meant():
-        dcp_save(dict(tensors), checkpoint_id=folder, no_dist=not distributed)
+        dcp_save(dict(tensors), checkpoint_id=folder, no_dist=not distributed, process_group=process_group)
 
 
 def load_state(folder: Path, tensors: dict[str, Tensor], distributed: bool) -> None:
     """Read into the given tensors, in place; collective when `distributed`."""
     try:
         with _one_process_is_meant():
-            dcp_load(dict(tensors), checkpoint_id=folder, no_dist=not distributed)
+            dcp_load(dict(tensors), storage_reader=SafeReader(folder), no_dist=not distributed)
     except (CheckpointException, RuntimeError, ValueError) as error:
         raise CheckpointError(f"The checkpoint {folder} does not fit this model: {error}") from error
 
@@ -53,7 +56,7 @@ def saved_names(folder: Path) -> set[str]:
         raise CheckpointError(
             f"{folder} holds no finished engine checkpoint (no .metadata). Choose another checkpoint."
         )
-    return set(FileSystemReader(folder).read_metadata().state_dict_metadata)
+    return set(SafeReader(folder).read_metadata().state_dict_metadata)
 
 
 def missing_model_tensors(wanted: set[str], saved: set[str]) -> list[str]:

@@ -24,9 +24,10 @@ from podium.engines.train.base import LossFn, ModelOutputs
 from podium.engines.train.flops import estimate_flops
 from podium.engines.train.micro_batches import MicroBatchLimits, cut_into_micro_batches, stretch_to
 from podium.engines.train.optim import check_schedule, lr_factor, make_optimizer, set_lr
-from podium.engines.train.packing import empty_pack, pack, row_lengths
+from podium.engines.train.packing import empty_pack, pack
 from podium.engines.train.placement import PlacedModel, move_optimizer_state
 from podium.engines.train.sharding import Ranks, full_tensor, local_part
+from podium.engines.train.units import make_units, rows_of
 from podium.errors import CheckpointError
 from podium.metric import Metric, Metrics, merge_metrics
 from podium.models.value import ValueModel
@@ -200,11 +201,13 @@ class TorchEngine:
 
     def _micro_batches(self, rows: TensorDict) -> list[Tensor]:
         """Row numbers of each micro-batch; as many on every rank, some perhaps empty."""
-        lengths = row_lengths(rows) if len(rows) else []
-        parts = cut_into_micro_batches(lengths, self.limits, self.flops.cost)
+        units = make_units(rows, self.limits, self.flops.cost)
+        lengths, costs = [unit.tokens for unit in units], [unit.cost for unit in units]
+        parts = cut_into_micro_batches(lengths, self.limits, costs)
         rounds = int(self.ranks.max(len(parts)))
-        parts = stretch_to(parts, rounds, lengths, self.limits, self.flops.cost)
-        return [torch.tensor(part, dtype=torch.long, device=rows.device) for part in parts]
+        parts = stretch_to(parts, rounds, lengths, self.limits, costs)
+        chosen = [rows_of(units[number] for number in part) for part in parts]
+        return [torch.tensor(part, dtype=torch.long, device=rows.device) for part in chosen]
 
     def _ready(self, train: bool) -> None:
         if self._offloaded:
@@ -219,13 +222,17 @@ class TorchEngine:
         self._ready(train=False)
         yield from self.placed.stream(dtype)
 
-    def save(self, folder: Path) -> None:
-        """Model, optimizer and step count; any number of ranks can load it."""
+    def state_tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint holds: model, optimizer and step count, the live tensors themselves."""
         self._ready(train=False)
         tensors = self._model_state()
         if self.optimizer is not None:
             tensors |= state.optimizer_tensors(self.optimizer, self.placed.named_weights())
-        state.save_state(folder, tensors, self.sharded)
+        return tensors
+
+    def save(self, folder: Path) -> None:
+        """Write `state_tensors`; any number of ranks can load it."""
+        state.save_state(folder, self.state_tensors(), self.sharded)
 
     def load(self, folder: Path) -> None:
         """What `save` wrote. An engine without an optimizer takes the model alone."""
