@@ -45,7 +45,7 @@ def partition_over_ranks(batch: DataProto, costs: Sequence[float], ranks: int, b
         for row in rows:
             by_prompt.setdefault(int(groups[row]), []).append(row)
         shares = _share_out(list(by_prompt.values()), costs, ranks, balance)
-        if balance and len(rows) >= ranks and _imbalance(shares, costs) > MAX_IMBALANCE:
+        if len(by_prompt) < ranks or (balance and _imbalance(shares, costs) > MAX_IMBALANCE):
             shares = _share_out([[row] for row in rows], costs, ranks, balance)
         for part, share in zip(parts, shares, strict=True):
             part.extend(share)
