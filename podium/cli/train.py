@@ -6,8 +6,11 @@ Nothing heavy is imported before the settings are known to be right, and `--dry-
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,9 +43,10 @@ def add_parser(commands: Commands) -> None:
         description="Train a model by reinforcement.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="podium train [recipe] [key=value ...] [--dry-run] [--debug]",
+        usage="podium train [recipe] [key=value ...] [--dashboard] [--dry-run] [--debug]",
     )
     parser.add_argument("words", nargs="*", metavar="recipe, key=value", help="a recipe first, then settings")
+    parser.add_argument("--dashboard", action="store_true", help="watch the run in a browser; prints the address")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and exit")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     parser.set_defaults(run=run)
@@ -57,6 +61,14 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         show_plan(config, config_notes(config))
         return 0
+    with dashboard_beside(config) if arguments.dashboard else contextlib.nullcontext():
+        return train(config)
+
+
+def train(config: Config) -> int:
+    # Threads that wait for work sleep instead of spinning: on a machine that others use too, steps are several times
+    # faster. OpenMP reads it when torch is loaded, which is just now.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from podium.trainer.main_ppo import run_ppo
 
     try:
@@ -64,6 +76,24 @@ def run(arguments: argparse.Namespace) -> int:
     except BaseException as error:
         _keep_traceback(error, Path(config.trainer.default_local_dir) / "console.log")
         raise
+
+
+@contextlib.contextmanager
+def dashboard_beside(config: Config) -> Iterator[None]:
+    """The dashboard for as long as the run lasts: over all runs in the usual place, over this run alone elsewhere."""
+    from podium.config.resolve import derived_folders
+    from podium.dashboard.server import Beside
+
+    run = Path(config.trainer.default_local_dir)
+    is_usual = run == Path(derived_folders(config)["default_local_dir"])
+    beside = Beside(run.parts[0] if is_usual else run)
+    name = run.relative_to(run.parts[0]).as_posix() if is_usual else run.resolve().name
+    sys.stdout.write(f"podium dashboard: {beside.address.url_of(name)}\n")
+    sys.stdout.flush()
+    try:
+        yield
+    finally:
+        beside.close()
 
 
 def split_words(words: list[str]) -> tuple[str | None, list[str]]:
