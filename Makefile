@@ -8,12 +8,14 @@ STAMP  := $(VENV)/.installed
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help train test lint format setup clean
+.PHONY: help train test test-trackers test-faults test-browser lint format setup clean
 
 help:
 	@echo "make train   set up .venv and train the quickstart model (ARGS='a.b=c ...' to change settings)"
 	@echo "make test    set up .venv and run the tests"
+	@echo "make test-faults   the long soak: kills, stops and full disks over one run"
 	@echo "make lint    ruff and mypy"
+	@echo "make test-trackers   install the trackers' packages and test with them"
 
 setup: $(STAMP)
 
@@ -28,7 +30,20 @@ train: $(STAMP)
 	@$(BIN)/podium train recipes/quickstart.yaml $(ARGS)
 
 test: $(STAMP)
-	@$(BIN)/python -m pytest $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+test-faults: $(STAMP)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults -m soak -s $(ARGS)
+
+# The trackers' own packages: TensorBoard and W&B beside ours; SwanLab and MLflow want another protobuf, so apart.
+TRACKERS := .venv-trackers
+test-trackers: $(STAMP)
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt tensorboard wandb
+	@test -x $(TRACKERS)/bin/python || $(BIN)/python -m venv $(TRACKERS)
+	@$(TRACKERS)/bin/pip install --quiet --disable-pip-version-check 'swanlab>=0.10' 'mlflow>=3' omegaconf pyyaml rich pytest pytest-timeout
+	@$(TRACKERS)/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
+	@$(BIN)/python -m pytest tests/tracking/test_real_trackers.py -k 'tensorboard or wandb'
+	@$(TRACKERS)/bin/python -m pytest -p no:cacheprovider tests/tracking/test_real_trackers.py -k 'swanlab or mlflow'
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .
@@ -40,3 +55,10 @@ format: $(STAMP)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+
+# The dashboard in a real Chromium; screenshots and figures in .browser/artefacts. CHROMIUM=/path for another browser.
+test-browser: $(STAMP) .browser/.installed
+	@PODIUM_BROWSER=1 $(BIN)/python -m pytest tests/browser $(ARGS)
+
+.browser/.installed: tests/browser/setup.sh
+	@sh tests/browser/setup.sh .browser $(BIN)/python

@@ -29,6 +29,7 @@ FLOORS: list[set[str]] = [
     {"engines"},
     {"rewards"},
     {"checkpoint", "tracking"},
+    {"dashboard"},
     {"single_controller"},
     {"workers"},
     {"trainer"},

@@ -1,13 +1,25 @@
-"""A trained model as a Hugging Face folder: safetensors, config, tokenizer."""
+"""A trained model as a Hugging Face folder: safetensors, config, generation config, tokenizer.
+
+`export_hf` writes one from named tensors; `export_checkpoint` takes the one that lies in a checkpoint and gives it
+another number type where asked. Adapters that lie beside it as `hf_adapter/` are exported as they are.
+"""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
+import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import GenerationConfig
+
+from podium.errors import CheckpointError
+
+WEIGHTS = "model.safetensors"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def export_hf(
@@ -17,10 +29,35 @@ def export_hf(
     folder.mkdir(parents=True, exist_ok=True)
     tied = getattr(config, "tie_word_embeddings", False)
     tensors = {
-        name: tensor.detach().to("cpu", dtype=dtype, copy=True).contiguous()
+        name: tensor.detach().to("cpu", dtype=dtype).contiguous()
         for name, tensor in weights
         if not (tied and name == "lm_head.weight")
     }
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     config.save_pretrained(folder)
+    generation = GenerationConfig.from_model_config(config)
+    generation.eos_token_id, generation.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
+    generation.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def export_checkpoint(checkpoint: Path, target: Path, dtype: str | None = None, adapter: bool = False) -> Path:
+    """Copy a checkpoint's model (or its adapter) to a folder that must not hold anything yet."""
+    source = checkpoint / ("hf_adapter" if adapter else "hf")
+    if not source.is_dir():
+        what = "adapter: it was not trained with LoRA" if adapter else "hf/ folder"
+        raise CheckpointError(f"{checkpoint} has no {what}")
+    if dtype is not None and dtype not in DTYPES:
+        raise CheckpointError(f"dtype {dtype} is not one of {', '.join(DTYPES)}")
+    if target.exists() and any(target.iterdir()):
+        raise CheckpointError(f"{target} already holds files; name a new or empty folder")
+    shutil.copytree(source, target, dirs_exist_ok=True)
+    if dtype is not None:
+        for path in target.glob("*.safetensors"):
+            tensors = {name: _cast(tensor, DTYPES[dtype]) for name, tensor in load_file(path).items()}
+            save_file(tensors, path, metadata={"format": "pt"})
+    return target
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.to(dtype).contiguous() if tensor.is_floating_point() else tensor

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Sequence
 
 from podium import __version__
-from podium.cli import train
+from podium.cli import dashboard, train
 from podium.errors import ConfigError, PodiumError
 
 EPILOG = """\
@@ -21,6 +21,7 @@ examples:
   podium train quickstart               recipes/quickstart.yaml
   podium train my.yaml trainer.seed=7   a recipe of yours, one setting changed
   podium train my.yaml --dry-run        what would run, without running it
+  podium dashboard                      curves and samples in a browser
 
 `podium <command> --help` says more about a command.
 """
@@ -63,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"podium {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="<command>")
     train.add_parser(commands)
+    dashboard.add_parser(commands)
     parser.set_defaults(run=lambda _: _show_help(parser))
     return parser
 

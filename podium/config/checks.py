@@ -180,12 +180,22 @@ def _check_files(config: Config) -> Problems:
     ):
         if not path or (path.startswith(("/", "./", "../")) and not os.path.exists(path)):
             yield f"{key} = {path!r}: there is no such folder; give a Hugging Face folder, or builtin:tiny"
-    if reward is not None:
-        source, colon, name = reward.rpartition(":")
+    yield from _check_reward_functions(config, reward)
+
+
+def _check_reward_functions(config: Config, custom: str | None) -> Problems:
+    named = {"reward.custom_reward_function": custom} if custom is not None else {}
+    named |= {f"reward.functions {word!r}": word for word in config.reward.functions if ":" in word}
+    for key, reference in named.items():
+        source, colon, name = str(reference).rpartition(":")
+        if source in ("http", "https") or "://" in source:
+            continue
         if not colon or not source or not name:
-            yield f"reward.custom_reward_function = {reward!r} must be path/to/file.py:function or module:function"
+            yield f"{key} = {reference!r} must be path/to/file.py:function or module:function"
         elif (source.endswith(".py") or "/" in source) and not os.path.isfile(source):
-            yield f"reward.custom_reward_function: there is no file {source}"
+            yield f"{key}: there is no file {source}"
+    if custom is not None and config.reward.functions:
+        yield "reward.custom_reward_function and reward.functions are both set; put the one into the other"
 
 
 _CHECKS = (

@@ -22,6 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from podium.config.names import ALIASES, describe, free_keys, leaves, optional, sections, unknown_key, wants_text
 from podium.config.resolve import derived_folders, resolve
 from podium.config.schema import Config
+from podium.config.secrets import scrub
 from podium.config.sources import ConfigDumper, Setting, read_recipe, read_words
 from podium.errors import ConfigError
 
@@ -50,13 +51,15 @@ def load_config(recipe: str | Path | None = None, overrides: Sequence[str] = ())
 
 
 def save_config(config: Config, path: str | Path) -> None:
-    """Write a YAML file that `load_config` reads back to an equal config; whole or not at all."""
+    """Write a YAML file that `load_config` reads back to an equal config, secrets apart; whole or not at all."""
     config = copy.deepcopy(config)
     # Folders that follow from the names stay empty in the file: a copy under another name gets folders of its own.
     for name, folder in derived_folders(config).items():
         if getattr(config.trainer, name) == folder:
             setattr(config.trainer, name, "")
-    text = yaml.dump(_escape(asdict(config)), Dumper=ConfigDumper, sort_keys=False, allow_unicode=True, width=120)
+    text = yaml.dump(
+        scrub(_escape(asdict(config))), Dumper=ConfigDumper, sort_keys=False, allow_unicode=True, width=120
+    )
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")

@@ -23,6 +23,11 @@ POLICY_LOSSES = (
     *("vanilla", "gspo", "sapo", "cispo", "gpg", "clip_cov", "kl_cov", "geo_mean"),
     *("dppo_tv", "dppo_kl", "dro", "reinforce"),
 )
+PHASES = (
+    *("gen", "old_log_prob", "ref", "values", "alignment", "update_critic", "update_actor", "update_weights"),
+    *("save_checkpoint", "load_checkpoint"),
+)
+"""The phases of a step that wait for workers."""
 KL_ESTIMATORS = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
 
 _RULES: tuple[tuple[Callable[[Any], bool], str, tuple[str, ...]], ...] = (
@@ -44,7 +49,8 @@ _RULES: tuple[tuple[Callable[[Any], bool], str, tuple[str, ...]], ...] = (
             *("algorithm.repr_align.ref_alignment.steps", "algorithm.filter_groups.max_num_gen_batches"),
             *("algorithm.overlong_buffer.len", "algorithm.rollout_correction.threshold"),
             *("trainer.nnodes", "trainer.n_gpus_per_node", "trainer.total_epochs", "trainer.total_training_steps"),
-            *("trainer.logging_freq", "trainer.max_skipped_updates"),
+            *("trainer.logging_freq", "trainer.max_skipped_updates", "trainer.max_flat_steps"),
+            "trainer.max_ckpt_to_keep",
             *("trainer.micro_batch_size", "trainer.gradient_accumulation_steps"),
         ),
     ),
@@ -58,7 +64,9 @@ _RULES: tuple[tuple[Callable[[Any], bool], str, tuple[str, ...]], ...] = (
             *("actor_rollout_ref.actor.kl_loss_coef", "actor_rollout_ref.rollout.val_kwargs.temperature"),
             *("algorithm.kl_ctrl.kl_coef", "algorithm.repr_align.ref_alignment.max_weight"),
             *("algorithm.overlong_buffer.penalty_factor", "trainer.seed", "trainer.critic_warmup"),
-            *("trainer.log_val_generations", "trainer.max_staleness"),
+            *("trainer.log_val_generations", "trainer.max_staleness", "trainer.max_restarts"),
+            *("trainer.stop_grace_s", "trainer.esi_redundant_time", "data.max_bad_rows"),
+            *("reward.num_processes", "reward.http_retries", "reward.http_max_per_second"),
         ),
     ),
     (
@@ -69,7 +77,8 @@ _RULES: tuple[tuple[Callable[[Any], bool], str, tuple[str, ...]], ...] = (
             *("actor_rollout_ref.actor.grad_clip", "critic.grad_clip", "critic.cliprange_value"),
             *("actor_rollout_ref.actor.policy_loss.tau_pos", "actor_rollout_ref.actor.policy_loss.tau_neg"),
             *("actor_rollout_ref.rollout.kv_cache_gb", "algorithm.kl_ctrl.target_kl"),
-            *("trainer.worker_timeout_s", "trainer.worker_start_timeout_s"),
+            *("trainer.worker_timeout_s", "trainer.worker_start_timeout_s", "trainer.heartbeat_s"),
+            "reward.timeout_s",
         ),
     ),
     (
@@ -144,6 +153,11 @@ def _check_names(config: Config) -> Iterator[str]:
     for key, (name, known) in functions.items():
         if name not in known and ":" not in name:
             yield f"{key} = {name} is unknown; {_nearest(name, known)}, or name a function of yours as module:function"
+    for phase, seconds in config.trainer.phase_timeout_s.items():
+        if phase not in PHASES:
+            yield f"trainer.phase_timeout_s.{phase} is no phase; {_nearest(phase, PHASES)}"
+        elif not seconds > 0:
+            yield f"trainer.phase_timeout_s.{phase} = {seconds} must be above 0"
     kinds = {"algorithm.kl_penalty": algorithm.kl_penalty, "actor_rollout_ref.actor.kl_loss_type": actor.kl_loss_type}
     for key, name in kinds.items():
         if name.removesuffix("+") not in KL_ESTIMATORS:

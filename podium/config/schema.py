@@ -17,7 +17,7 @@ LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean",
 @dataclass
 class DataConfig:
     train_files: list[str] = field(default_factory=lambda: ["task:addition"])
-    """Parquet or jsonl files, or built-in tasks as `task:<name>`."""
+    """Parquet or jsonl files, `datasets` folders, or built-in tasks as `task:<name>`."""
     val_files: list[str] = field(default_factory=list)
     """Validation files. Empty: the validation split of the built-in training tasks, or no validation."""
     train_batch_size: int = 64
@@ -40,6 +40,14 @@ class DataConfig:
     """The column that holds the prompt."""
     system_prompt: str | None = None
     """Put before every conversation that has no system message of its own."""
+    max_bad_rows: int = 0
+    """Rows that cannot be used are left out, with the reason in `quarantine.jsonl`; more than this many stop the run."""
+    sampler: str | None = None
+    """Your own sampler, `module:Class` or `file.py:Class`; null: shuffled epochs."""
+    mix_weights: dict[str, float] = field(default_factory=dict)
+    """Draw from several `train_files` by weight, file name by file name; empty: all rows once per epoch."""
+    cache_dir: str = ""
+    """Where large parquet files are kept as Arrow files for memory mapping. Empty: `.podium_cache` beside the file."""
 
 
 @dataclass
@@ -350,9 +358,32 @@ class TrainerConfig:
     """Save every so many steps, and after the last. -1: only after the last. 0: never."""
     resume_mode: str = "auto"
     """auto: the newest checkpoint if there is one; must: fail without one; disable: start anew; or a path."""
+    async_save: bool = True
+    """Write checkpoints beside the next steps; a step is held only while its state is copied."""
+    max_ckpt_to_keep: int | None = None
+    """Keep the newest so many checkpoints. Null: all."""
+    best_metric: str | None = None
+    """With `max_ckpt_to_keep`: also keep the checkpoint with the best value of this validation metric."""
+    best_metric_mode: Literal["max", "min"] = "max"
+    default_hdfs_dir: str = ""
+    """Upload checkpoints there and resume from there: any URL of fsspec (hdfs, s3, gs, file, ...)."""
+    max_restarts: int = 3
+    """Restarts after dead or silent workers, without a newer checkpoint in between, before the run gives up."""
+    heartbeat_s: float = 2.0
+    """How often workers in other processes are asked whether they live."""
+    stop_grace_s: float = 300.0
+    """After SIGTERM or SIGINT: end within this time, saved or not. 0: take as long as it takes."""
+    esi_redundant_time: float = 0.0
+    """Seconds to spare when an instance that will be taken away is left."""
+    max_flat_steps: int | None = None
+    """Stop after so many steps in a row in which every group's rewards were equal. Null: never."""
     logging_freq: int = 1
     """Report every so many steps; the run folder always has all of them."""
-    logger: list[Literal["console"]] = field(default_factory=lambda: ["console"])
+    val_only: bool = False
+    """Validate once and stop."""
+    logger: list[Literal["console", "tensorboard", "wandb", "swanlab", "mlflow"]] = field(
+        default_factory=lambda: ["console"]
+    )
     """Readers of the run beside its folder."""
     log_val_generations: int = 4
     """Validation samples to show in the console."""
@@ -368,6 +399,8 @@ class TrainerConfig:
     """Stop after so many non-finite updates in a row."""
     worker_timeout_s: float = 3600.0
     """The longest any call to a worker may take."""
+    phase_timeout_s: dict[str, float] = field(default_factory=dict)
+    """Shorter limits of single phases, by name: gen, old_log_prob, ref, values, update_actor, ..."""
     worker_start_timeout_s: float = 600.0
     """The longest workers may take to start."""
     micro_batch_size: int | None = None
@@ -380,6 +413,19 @@ class TrainerConfig:
 class RewardConfig:
     custom_reward_function: str | None = None
     """`path/to/file.py:function` or `module:function`; null: the built-in function of each row's `data_source`."""
+    functions: dict[str, float] = field(default_factory=dict)
+    """Several functions by weight: built-in names, `module:function`, `file.py:function`, http addresses; `default` is
+    the function of each row's `data_source`. Overrides `custom_reward_function`."""
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments for the reward functions that take them."""
+    num_processes: int = 4
+    """Reward processes per rollout worker, for everything but cheap built-in functions. 0: in the trainer, no limits."""
+    timeout_s: float = 30.0
+    """Seconds a function may take for a response, or for a call that scores several; then its process is killed."""
+    http_retries: int = 3
+    """Further attempts of a remote reward, all within `timeout_s`."""
+    http_max_per_second: float = 0.0
+    """Requests to a remote reward per second and rollout worker. 0: no limit."""
     max_failure_rate: float = 0.5
     """Stop when a larger share of a step's rewards failed."""
 

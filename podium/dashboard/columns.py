@@ -9,6 +9,7 @@ promises: a line is a flat object of numbers. A line that is no such thing is sk
 from __future__ import annotations
 
 import json
+import math
 import os
 from array import array
 from bisect import bisect_left, bisect_right
@@ -22,7 +23,9 @@ from numpy.typing import NDArray
 
 from podium.dashboard.follow import BLOCK_BYTES, Block, GrowingFile, parse_object
 
-PREFIX = b'{"step": '
+PREFIX, CLOSING = b'{"step": ', ord("}")
+EXACT_LINES = 1000
+"""Up to here every line is parsed for its names."""
 HINT_MARGIN = 256
 """Where a metric stood in the line before, less so many bytes, is where the search in the next line begins."""
 
@@ -50,7 +53,7 @@ class MetricColumns:
         self._starts = array("q")
         self._ends = array("q")
         self._columns: dict[str, Column] = {}
-        self._shapes: set[tuple[int, bytes]] = set()
+        self._first_names: set[bytes] = set()
         self._is_sorted = True
 
     @property
@@ -110,42 +113,52 @@ class MetricColumns:
                 self._index_block(block)
 
     def _index_block(self, block: Block) -> None:
-        position = block.start
-        for line in block.data.split(b"\n")[:-1]:
-            start, position = position, position + len(line) + 1
-            step = _step_of(line)
+        data, size, width, end = block.data, block.size, len(PREFIX), 0
+        find, startswith = data.find, data.startswith
+        while end < size:
+            start, end = end, find(b"\n", end) + 1
+            comma = find(b",", start, min(end, start + width + 20))
+            text = data[start + width : comma]
+            # The quick way is for lines as our writer makes them: the step comes first, and they are not broken off.
+            is_usual = startswith(PREFIX, start) and text.isdigit() and data[end - 2] == CLOSING
+            step = int(text) if is_usual else _slow_step(bytes(data[start:end]))
             if step is None:
                 continue
             if self._steps and step < self._steps[-1]:
                 self._is_sorted = False
             self._steps.append(step)
-            self._starts.append(start)
-            self._ends.append(position)
-            # Lines with the same first metric and the same number of names have, in practice, the same names.
-            shape = (line.count(b'"'), line[: line.find(b":", len(PREFIX))].partition(b",")[2])
-            if shape not in self._shapes or len(self._steps) % 500 == 1:
-                self._shapes.add(shape)
-                self.names |= set(parse_object(line) or ()) - {"step"}
+            self._starts.append(block.start + start)
+            self._ends.append(block.start + end)
+            # Names change rarely. In a long file only some lines are parsed for them, and those with a new first name.
+            first_name = bytes(data[comma + 1 : find(b":", comma, end)])
+            num_lines = len(self._steps)
+            if num_lines <= EXACT_LINES or num_lines % 500 == 0 or first_name not in self._first_names:
+                self._first_names.add(first_name)
+                self.names |= set(parse_object(bytes(data[start:end])) or ()) - {"step"}
 
     # ---- columns out of lines
 
     def _extract(self, file: BinaryIO, names: list[str]) -> None:
         columns = {name: self._columns.setdefault(name, Column()) for name in names if name in self.names}
         first = min((column.num_lines_read for column in columns.values()), default=self.num_lines)
+        buffer = bytearray()
         while first < self.num_lines:
             base = self._starts[first]
             last = max(first + 1, bisect_right(self._ends, base + BLOCK_BYTES))
-            data = os.pread(file.fileno(), self._ends[last - 1] - base, base)
+            size = self._ends[last - 1] - base
+            buffer = buffer if len(buffer) >= size else bytearray(size)
+            os.preadv(file.fileno(), [memoryview(buffer)[:size]], base)
             for name, column in columns.items():
-                self._extract_block(data, base, max(first, column.num_lines_read), last, name, column)
+                self._extract_block(buffer, base, max(first, column.num_lines_read), last, name, column)
             first = last
 
-    def _extract_block(self, data: bytes, base: int, first: int, last: int, name: str, column: Column) -> None:
+    def _extract_block(self, data: bytearray, base: int, first: int, last: int, name: str, column: Column) -> None:
         if first >= last:
             return
         needle = json.dumps(name, ensure_ascii=False).encode("utf-8", "backslashreplace") + b":"
         width, hint = len(needle), 0
-        find, add_line, add_value = data.find, column.lines.append, column.values.append
+        find, add_line = data.find, column.lines.append
+        texts: list[bytearray] = []
         numbers = range(first, last)
         for line, start, end in zip(numbers, self._starts[first:last], self._ends[first:last], strict=True):
             start, end = start - base, end - base
@@ -156,21 +169,28 @@ class MetricColumns:
                     continue
             hint = max(0, at - start - HINT_MARGIN)
             comma = find(b",", at + width, end)
-            text = data[at + width : comma] if comma >= 0 else data[at + width : end].rstrip(b"\n }")
+            texts.append(data[at + width : comma] if comma >= 0 else data[at + width : end].rstrip(b"\n }"))
             add_line(line)
-            try:
-                add_value(float(text))
-            except ValueError:  # null
-                add_value(float("nan"))
+        column.values.extend(_numbers(texts))
         column.num_lines_read = last
 
 
-def _step_of(line: bytes) -> int | None:
-    """The step of a line; read from its beginning where the line is as our writer makes it."""
-    if line.startswith(PREFIX) and line.endswith(b"}"):
-        text, comma, _ = line[len(PREFIX) : len(PREFIX) + 24].partition(b",")
-        if comma and text.isdigit():
-            return int(text)
+def _numbers(texts: list[bytearray]) -> list[float]:
+    try:
+        return list(map(float, texts))
+    except ValueError:  # some are null
+        return [_number(text) for text in texts]
+
+
+def _number(text: bytearray) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def _slow_step(line: bytes) -> int | None:
+    """The step of a line that another writer made; None when it is no record."""
     record = parse_object(line)
     step = record.get("step", 0) if record is not None else None
     return step if isinstance(step, int) and abs(step) < 2**63 else None

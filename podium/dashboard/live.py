@@ -72,8 +72,9 @@ class Watcher:
 
     def _look(self, with_statuses: bool) -> tuple[list[dict[str, Any]], list[str]]:
         """Summaries of runs whose files changed since the last look, and the ids of runs that are gone."""
-        runs = {run.name: run for run in self._store.runs()}
-        versions = {name: run.versions() for name, run in runs.items()}
+        found = {run.name: run for run in self._store.runs()}
+        versions = {name: word for name, run in found.items() if (word := run.versions())}
+        runs = {name: found[name] for name in versions}  # a run without a file was moved away
         gone = [name for name in self._seen if name not in runs]
         due = {name for name in runs if versions[name] != self._seen.get(name)}
         if with_statuses:

@@ -24,7 +24,8 @@ from podium.tracking.headline import headline_values, mean_score
 Kind = Literal["rollouts", "validation"]
 WATCHED = ("metrics.jsonl", "events.jsonl", "console.log", "config.yaml", "rollouts", "validation", "quarantine.jsonl")
 TAIL_BYTES = 1 << 18
-MAX_SAMPLE_FILES = 32
+MAX_SAMPLE_FILES, MAX_SAMPLES = 32, 2_000_000
+"""How much stays indexed of the dumps that were looked at."""
 RESCAN_S = 2.0
 
 
@@ -123,7 +124,10 @@ class Run:
                 known = (version, SampleFile(path))
             self._sample_files[path] = known
             self._sample_files.move_to_end(path)
-            while len(self._sample_files) > MAX_SAMPLE_FILES:
+            while len(self._sample_files) > 1 and (
+                len(self._sample_files) > MAX_SAMPLE_FILES
+                or sum(dump.num_samples for _, dump in self._sample_files.values()) > MAX_SAMPLES
+            ):
                 self._sample_files.popitem(last=False)
             return known[1]
 
@@ -137,7 +141,13 @@ class Run:
         glance = self._glance[1]
         updated = self._updated_at()
         silence_s = None if updated is None else max(0.0, time.time() - updated)
-        state = standing(glance.events, glance.log_tail, silence_s, glance.shown["step_s"])
+        state = standing(
+            glance.events,
+            glance.log_tail,
+            total_steps=glance.shown["total_steps"],
+            silence_s=silence_s,
+            step_s=glance.shown["step_s"],
+        )
         live = {"status": state.status, "reason": state.reason, "updated_at": updated, "versions": versions}
         return glance.shown | live
 
@@ -245,7 +255,7 @@ def _about(config: dict[str, Any]) -> dict[str, str]:
         "estimator": "algorithm.adv_estimator",
         "seed": "trainer.seed",
     }
-    return {name: str(config[key]).strip("[]") for name, key in keys.items() if config.get(key) is not None}
+    return {name: str(config[key]).strip("[]'") for name, key in keys.items() if config.get(key) is not None}
 
 
 def _numbers(record: dict[str, Any]) -> dict[str, float]:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -44,8 +46,7 @@ class Query:
         return self == Query()
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """What can be filtered and sorted of a sample."""
 
     line: int
@@ -61,6 +62,7 @@ class SampleFile:
         self.path = path
         self.starts = _line_starts(path)
         self._rows: list[Row] | None = None
+        self._lock = threading.Lock()
 
     @property
     def num_samples(self) -> int:
@@ -68,9 +70,10 @@ class SampleFile:
 
     def rows(self) -> list[Row]:
         """The table, made once."""
-        if self._rows is None:
-            self._rows = [row for number, line in self._lines() if (row := _row(number, line)) is not None]
-        return self._rows
+        with self._lock:
+            if self._rows is None:
+                self._rows = [row for number, line in self._lines() if (row := _row(number, line)) is not None]
+            return self._rows
 
     def record(self, line: int) -> dict[str, Any] | None:
         """One sample, whole."""
@@ -142,7 +145,7 @@ class SampleFile:
         number = 0
         with self.path.open("rb") as file:
             for block in GrowingFile().new_blocks(file):
-                for line in block.data.split(b"\n")[:-1]:
+                for line in block.lines():
                     yield number, line
                     number += 1
 
@@ -161,6 +164,7 @@ def excerpt(line: int, record: dict[str, Any]) -> dict[str, Any]:
         "score": _number(record.get("score")),
         "gts": cut(_text(record.get("gts")), 200),
         "length": _length(record),
+        "unit": "tokens" if isinstance(record.get("tokens"), list) else "chars",
         "uid": _text(record.get("uid")),
         "data_source": _text(record.get("data_source")),
         "stop_reason": _text(record.get("stop_reason")),
@@ -174,13 +178,16 @@ def cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[: limit // 2]} … {text[-limit // 2 :]}"
 
 
-def histogram(scores: Sequence[float], bins: int = 24) -> dict[str, Any] | None:
+def histogram(scores: Sequence[float], max_bins: int = 24) -> dict[str, Any] | None:
+    """Counts over equal steps of the score; a bar each where there are few different scores."""
     if not scores:
         return None
     low, high = min(scores), max(scores)
     if low == high:
         return {"edges": [low, high], "counts": [len(scores)]}
-    counts, edges = np.histogram(np.array(scores, dtype=np.float64), bins=bins, range=(low, high))
+    counts, edges = np.histogram(
+        np.array(scores, dtype=np.float64), bins=max(2, min(max_bins, len(set(scores)))), range=(low, high)
+    )
     return {"edges": edges.tolist(), "counts": counts.tolist()}
 
 
@@ -199,14 +206,8 @@ def _row(number: int, line: bytes) -> Row | None:
     record = parse_object(line)
     if record is None:
         return None
-    return Row(
-        line=number,
-        score=_number(record.get("score")),
-        length=_length(record),
-        source=_text(record.get("data_source")),
-        stop_reason=_text(record.get("stop_reason")),
-        uid=_text(record.get("uid")),
-    )
+    source, stop_reason, uid = (sys.intern(_text(record.get(key))) for key in ("data_source", "stop_reason", "uid"))
+    return Row(number, _number(record.get("score")), _length(record), source, stop_reason, uid)
 
 
 def _matches(row: Row, query: Query) -> bool:

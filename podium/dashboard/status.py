@@ -39,10 +39,17 @@ class Standing:
 
 
 def standing(
-    events: Sequence[Mapping[str, Any]], log_tail: bytes, silence_s: float | None, step_s: float | None
+    events: Sequence[Mapping[str, Any]],
+    log_tail: bytes,
+    *,
+    total_steps: int | None,
+    silence_s: float | None,
+    step_s: float | None,
 ) -> Standing:
     """What the traces say. `silence_s` is None when the run has written nothing yet."""
     last = _last_turn(events)
+    if last is not None and last["kind"] == "resumed" and total_steps and last.get("step") == total_steps:
+        return Standing("finished", "")  # it was asked to go on and had nothing left to do
     if last is not None and last["kind"] == "finished":
         return Standing("finished", "")
     if last is not None and last["kind"] in _ENDS_BADLY:

@@ -1,8 +1,8 @@
 """RLHFDataset: rows of files and built-in tasks as prompts, and `collate_fn`, which makes a batch of them.
 
-A prompt is tokenized when its row is asked for; only `data.overlong_prompts: drop` has to look at all rows first. A row
-that cannot be used raises `DataError` with file, row and reason. The order of rows is the sampler's business, and no
-reward is computed here.
+A prompt is tokenized when its row is asked for, so that a start does not take longer with more rows. A row that cannot be
+used raises `BadRow` with file, row and reason; `fetch` notes it in the quarantine and takes another row instead. The
+order of rows is the sampler's business, and no reward is computed here.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from podium.config.schema import DataConfig
 from podium.data.prompts import PromptError, build_messages, encode_messages, fit_prompt, is_overlong
+from podium.data.quarantine import BadRow, OverlongRow, Quarantine
 from podium.data.rows import Row, read_row
 from podium.data.sampler import permutation
 from podium.data.sources import Source, open_source
@@ -28,6 +29,9 @@ from podium.protocol import compute_position_ids, object_array
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+LOOK_AHEAD_ROWS = 10_000
+"""Rows that are looked at before training starts; more would make a start longer with a longer file."""
 
 Batch = dict[str, torch.Tensor | NDArray[np.object_]]
 
@@ -42,19 +46,42 @@ class RLHFDataset:
         config: DataConfig,
         split: Split = "train",
         processor: object | None = None,
+        quarantine: Path | None = None,
     ) -> None:
+        """`quarantine`: the file that takes rows which cannot be used."""
         if not files:
             raise DataError(f"no {split} data: the list of files is empty")
         self.tokenizer, self.config, self.split, self.processor = tokenizer, config, split, processor
-        self._sources: list[Source] = [open_source(word, split) for word in files]
+        self._sources: list[Source] = [open_source(word, split, config.cache_dir) for word in files]
         self._ids = [_source_id(split, place, word) for place, word in enumerate(files)]
         self._starts = np.cumsum([0, *(len(source) for source in self._sources)])
         self._rows = self._choose_rows()
         self._truncated: set[int] = set()
-        self.num_dropped = 0
-        """Rows left out because their prompt is too long."""
-        if config.overlong_prompts == "drop":
-            self._drop_overlong()
+        self._dropped: set[tuple[str, int]] = set()
+        self.quarantine = Quarantine(quarantine, config.max_bad_rows)
+        if config.overlong_prompts == "drop" and len(self._rows) <= LOOK_AHEAD_ROWS:
+            self._keep(self._fits)
+
+    @property
+    def num_dropped(self) -> int:
+        """Different rows left out so far because their prompt is too long."""
+        return len(self._dropped)
+
+    @property
+    def source_starts(self) -> list[int]:
+        """Where each source begins among the rows of this dataset; the number of rows at the end."""
+        return [int(place) for place in np.searchsorted(self._rows, self._starts)]
+
+    def check_rows(self) -> None:
+        """Quarantine the bad ones among the first rows of files; what comes behind is checked when it is drawn."""
+        files = [place for place, source in enumerate(self._sources) if not is_task_word(source.name)]
+        if files and len(self._rows):
+            self._keep(self._is_sound, LOOK_AHEAD_ROWS)
+
+    def fetch(self, rows: Sequence[int]) -> list[dict[str, Any]]:
+        """These rows; in the place of one that cannot be used, the next one after it that can, the same every time."""
+        taken = set(rows)
+        return [self._fetch_one(row, taken) for row in rows]
 
     @property
     def num_truncated(self) -> int:
@@ -80,11 +107,13 @@ class RLHFDataset:
         try:
             input_ids = fit_prompt(tokens, limit, self.config.overlong_prompts)
         except PromptError as error:
-            raise self._bad_row(place, row_number, error) from error
-        assert input_ids is not None, "rows to drop were dropped at the start"
+            raise DataError(f"{self._sources[place].name}, row {row_number}: {error}") from error
+        if input_ids is None:
+            raise OverlongRow(self._sources[place].name, row_number, f"the prompt has {len(tokens)} tokens")
         return {
             "input_ids": input_ids,
             "raw_prompt": raw_prompt,
+            "is_conversation": not isinstance(row.prompt, str),
             "data_source": row.data_source,
             "reward_model": row.reward_model,
             "ground_truth": row.ground_truth,
@@ -94,17 +123,63 @@ class RLHFDataset:
 
     def _read(self, place: int, row_number: int) -> tuple[Row, list[dict[str, Any]], list[int]]:
         """A row, its conversation, and all its prompt tokens."""
+        row, messages = self._parse(place, row_number)
+        try:
+            return row, messages, encode_messages(self.tokenizer, messages)
+        except PromptError as error:
+            raise BadRow(self._sources[place].name, row_number, str(error)) from error
+
+    def _parse(self, place: int, row_number: int) -> tuple[Row, list[dict[str, Any]]]:
         source = self._sources[place]
         raw = source[row_number]
         try:
             row = read_row(raw, self.config.prompt_key, default_source=Path(source.name).stem)
-            messages = build_messages(row.prompt, self.config.system_prompt)
-            return row, messages, encode_messages(self.tokenizer, messages)
+            return row, build_messages(row.prompt, self.config.system_prompt)
         except PromptError as error:
-            raise self._bad_row(place, row_number, error) from error
+            raise BadRow(source.name, row_number, str(error)) from error
 
-    def _bad_row(self, place: int, row_number: int, reason: PromptError) -> DataError:
-        return DataError(f"{self._sources[place].name}, row {row_number}: {reason}")
+    def _fetch_one(self, row: int, taken: set[int]) -> dict[str, Any]:
+        for candidate in (row, *(i % len(self) for i in range(row + 1, row + len(self)))):
+            if candidate != row and candidate in taken:
+                continue
+            try:
+                found = self[candidate]
+            except OverlongRow as overlong:
+                self._dropped.add((overlong.file, overlong.row))
+            except BadRow as bad:
+                self.quarantine.add(bad)
+            else:
+                taken.add(candidate)
+                return found
+        raise DataError(f"none of the {len(self)} {self.split} rows can be used")
+
+    def _keep(self, wanted: Callable[[int, int], bool], limit: int | None = None) -> None:
+        """Of the first `limit` rows only the wanted ones; bad ones go to the quarantine."""
+        head, tail = self._rows[:limit], self._rows[len(self._rows[:limit]) :]
+        keep = np.ones(len(head), dtype=bool)
+        for number, position in enumerate(head):
+            try:
+                keep[number] = wanted(*self._locate(int(position)))
+            except BadRow as bad:
+                self.quarantine.add(bad)
+                keep[number] = False
+        self._rows = np.concatenate([head[keep], tail])
+        if not len(self._rows):
+            limit_words = (
+                f"{self.num_dropped} {self.split} prompts have more than {self.config.max_prompt_length} tokens"
+            )
+            raise DataError(f"all {limit_words}" if self.num_dropped else f"no {self.split} row can be used")
+
+    def _is_sound(self, place: int, row_number: int) -> bool:
+        if not is_task_word(self._sources[place].name):
+            self._parse(place, row_number)
+        return True
+
+    def _fits(self, place: int, row_number: int) -> bool:
+        fits = not is_overlong(self._read(place, row_number)[2], self.config.max_prompt_length)
+        if not fits:
+            self._dropped.add((self._sources[place].name, row_number))
+        return fits
 
     def _locate(self, position: int) -> tuple[int, int]:
         """The source and the row in it of a position in all sources together."""
@@ -120,14 +195,6 @@ class RLHFDataset:
         if wanted < 1:
             raise DataError(f"data.{self.split}_data_num is {wanted}; it must be at least 1, or null for all rows")
         return np.sort(permutation(total, seed=0, epoch=0)[:wanted])
-
-    def _drop_overlong(self) -> None:
-        limit = self.config.max_prompt_length
-        fits = [not is_overlong(self._read(*self._locate(int(position)))[2], limit) for position in self._rows]
-        self.num_dropped = len(fits) - sum(fits)
-        self._rows = self._rows[np.array(fits, dtype=bool)]
-        if not len(self._rows):
-            raise DataError(f"all {self.num_dropped} {self.split} prompts have more than {limit} tokens")
 
 
 def collate_fn(rows: Sequence[dict[str, Any]], pad_token_id: int = 0) -> Batch:

@@ -81,6 +81,12 @@ def permutation(size: int, seed: int, epoch: int) -> NDArray[np.int64]:
     return np.argsort(keys, kind="stable")
 
 
+def hash_words(seed: int, positions: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A 64-bit word per position, the same on every machine."""
+    start = _mix(np.array([seed % 2**64], dtype=np.uint64))
+    return _mix(start + positions * np.uint64(0x9E3779B97F4A7C15))
+
+
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The finalizer of splitmix64: a bijection of 64-bit words in which every input bit moves every output bit."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -1,4 +1,4 @@
-"""Where raw rows come from: built-in tasks, parquet files, jsonl files.
+"""Where raw rows come from: built-in tasks, parquet files, jsonl files, folders of the `datasets` library.
 
 A source has a length and gives one raw row at a time; a new format is a new class here and nothing else. Rows are
 handed on as they were read: what they mean is decided in rows.py.
@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import pyarrow.parquet
 
+from podium.data.arrow import ArrowRows, open_datasets_folder, open_parquet
+from podium.data.quarantine import BadRow
 from podium.data.tasks import Split, is_task_word, parse_task_word
 from podium.errors import DataError
 
@@ -29,12 +30,17 @@ class Source(Protocol):
     def __getitem__(self, row: int) -> RawRow: ...
 
 
-def open_source(word: str, split: Split) -> Source:
+def open_source(word: str, split: Split, cache_dir: str = "") -> Source:
     """The source a word of `data.train_files` or `data.val_files` asks for."""
     if is_task_word(word):
         return TaskSource(word, split)
     path = Path(word).expanduser()
-    readers: dict[str, Callable[[str, Path], Source]] = {".parquet": ParquetSource, ".jsonl": JsonlSource}
+    if path.is_dir():
+        return ArrowSource(word, lambda: open_datasets_folder(path, split))
+    readers: dict[str, Callable[[str, Path], Source]] = {
+        ".parquet": lambda word, path: ArrowSource(word, lambda: open_parquet(path, cache_dir)),
+        ".jsonl": JsonlSource,
+    }
     if path.suffix not in readers:
         raise DataError(f"{word!r} is neither task:<name> nor a file that ends in {' or '.join(readers)}")
     if not path.is_file():
@@ -59,22 +65,27 @@ class TaskSource:
         return self._rows[row]
 
 
-class ParquetSource:
-    """A parquet file as an Arrow table; only the row asked for becomes Python objects."""
+class ArrowSource:
+    """Arrow rows; only the row asked for becomes Python objects."""
 
-    def __init__(self, word: str, path: Path) -> None:
+    def __init__(self, word: str, open_rows: Callable[[], ArrowRows]) -> None:
         self.name = word
         try:
-            self._table = pyarrow.parquet.read_table(path, memory_map=True)
+            self._rows = open_rows()
+        except DataError:
+            raise
         except (ValueError, OSError) as error:  # Arrow's errors are of these kinds
-            raise DataError(f"{word!r} cannot be read as parquet: {error}") from error
+            raise DataError(f"{word!r} cannot be read as {_kind(word)}: {error}") from error
 
     def __len__(self) -> int:
-        return int(self._table.num_rows)
+        return len(self._rows)
 
     def __getitem__(self, row: int) -> RawRow:
-        rows: list[RawRow] = self._table.slice(row, 1).to_pylist()
-        return rows[0]
+        return self._rows[row]
+
+
+def _kind(word: str) -> str:
+    return "parquet" if word.endswith(".parquet") else "a folder of the datasets library"
 
 
 class JsonlSource:
@@ -101,7 +112,7 @@ class JsonlSource:
         try:
             value = json.loads(line)
         except ValueError as error:  # bad JSON or bad UTF-8
-            raise DataError(f"{self.name}, row {row}: not valid JSON ({error})") from error
+            raise BadRow(self.name, row, f"not valid JSON ({error})") from error
         if not isinstance(value, dict):
-            raise DataError(f"{self.name}, row {row}: a JSON object was expected, found {type(value).__name__}")
+            raise BadRow(self.name, row, f"a JSON object was expected, found {type(value).__name__}")
         return value

@@ -1,17 +1,19 @@
 """RewardManager: scores a batch of responses with a function of the text.
 
-A response whose score cannot be had (the function raised, or returned None, NaN or something that is no number) is
-*unscored*: it is never 0, it is counted, and the trainer drops it from its group. When too many fail the run stops and
-says which function and which row. It does not know how scores become advantages.
+A response whose score cannot be had (the function raised, hung, or returned what is no number) is *unscored*: it is
+never 0, it is counted, and the trainer drops it from its group. When too many fail the run stops and says which
+function and which row. `submit` starts the scoring and `collect` waits for it; responses that a rollout worker scored
+while it was still generating come with their outcome and are not scored again. It does not know how scores become
+advantages.
 """
 
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -19,11 +21,23 @@ from torch import Tensor
 
 from podium.errors import RewardError
 from podium.protocol import DataProto, object_array
+from podium.rewards.records import Outcome, RewardRow
+from podium.rewards.scorer import InlineScorer
 
 logger = logging.getLogger(__name__)
 
-ScoreFn = Callable[[str, str, Any, Any], float | dict[str, Any]]
-"""`compute_score(data_source, solution_str, ground_truth, extra_info)`: a score, or a dict with a `score` in it."""
+OUTCOME = "reward_outcome"
+"""The column of outcomes that a rollout worker adds."""
+MAX_NAMED = 3
+"""Failed rows that are named in the log, each step."""
+
+
+class Scorer(Protocol):
+    def submit(self, rows: Sequence[RewardRow]) -> list[Future[Outcome]]: ...
+
+    def uses_processes(self, data_sources: Iterable[str]) -> bool: ...
+
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -34,55 +48,100 @@ class RewardResult:
     metrics: dict[str, float]
 
 
+@dataclass(frozen=True)
+class PendingRewards:
+    rows: list[RewardRow]
+    futures: list[Future[Outcome]]
+
+
 class RewardManager:
-    def __init__(self, tokenizer: Any, score_fn: ScoreFn, max_failure_rate: float = 0.5) -> None:
-        self.tokenizer, self.score_fn, self.max_failure_rate = tokenizer, score_fn, max_failure_rate
+    def __init__(
+        self,
+        tokenizer: Any,
+        score_fn: Callable[..., Any] | Scorer,
+        max_failure_rate: float = 0.5,
+        data_sources: Iterable[str] = (),
+    ) -> None:
+        """`score_fn`: a scorer, or a plain function, which is then called in this process without a time limit."""
+        self.scorer: Scorer = score_fn if hasattr(score_fn, "submit") else InlineScorer(score_fn)  # type: ignore[assignment]
+        self.tokenizer, self.max_failure_rate = tokenizer, max_failure_rate
+        self.streams = self.scorer.uses_processes(data_sources)
+        """Whether rollout workers should score responses while they generate."""
 
     def __call__(self, batch: DataProto) -> RewardResult:
-        texts = self._texts(batch)
-        outcomes = [self._score(batch, row, text) for row, text in enumerate(texts)]
-        scores = torch.tensor([float("nan") if o is None else o["score"] for o in outcomes], dtype=torch.float32)
-        failed = [row for row, outcome in enumerate(outcomes) if outcome is None]
-        if failed and len(failed) > self.max_failure_rate * len(outcomes):
+        return self.collect(self.submit(batch))
+
+    def submit(self, batch: DataProto) -> PendingRewards:
+        """Start scoring a batch."""
+        rows = make_rows(batch, response_texts(batch, self.tokenizer))
+        known = batch.non_tensor_batch.get(OUTCOME)
+        if known is None:
+            return PendingRewards(rows, self.scorer.submit(rows))
+        futures: list[Future[Outcome]] = []
+        for outcome in known:
+            futures.append(Future())
+            futures[-1].set_result(outcome)
+        return PendingRewards(rows, futures)
+
+    def collect(self, pending: PendingRewards) -> RewardResult:
+        """Wait for the scores; every row gets an outcome within the reward's own time limit."""
+        outcomes = [future.result() for future in pending.futures]
+        failures = [row for row, outcome in enumerate(outcomes) if outcome.status != "ok"]
+        for row in failures[:MAX_NAMED]:
+            which = pending.rows[row]
+            logger.warning("reward failed on row %s (%s): %s", which.uid, which.data_source, outcomes[row].reason)
+        if failures and len(failures) > self.max_failure_rate * len(outcomes):
+            first = pending.rows[failures[0]]
             raise RewardError(
-                f"{len(failed)} of {len(outcomes)} rewards of this step failed, more than reward.max_failure_rate="
-                f"{self.max_failure_rate} allows; the log above names the function and the first rows"
+                f"{len(failures)} of {len(outcomes)} rewards of this step failed, more than reward.max_failure_rate="
+                f"{self.max_failure_rate} allows; the first was row {first.uid} ({first.data_source}): "
+                f"{outcomes[failures[0]].reason}"
             )
-        names = sorted({key for o in outcomes if o is not None for key in o} - {"score"})
-        extra = {name: object_array([None if o is None else o.get(name) for o in outcomes]) for name in names}
-        metrics = {"reward/unscored": float(len(failed)), "reward/error": float(len(failed))}
-        for name in names:
-            numbers = [float(v) for v in extra[name] if isinstance(v, bool | int | float)]
-            if numbers:
-                metrics[f"reward/{name}"] = sum(numbers) / len(numbers)
-        return RewardResult(scores, texts, extra, metrics)
+        scores = torch.tensor([o.values.get("score", float("nan")) for o in outcomes], dtype=torch.float32)
+        names = sorted({key for outcome in outcomes for key in outcome.values} - {"score"})
+        extra = {name: object_array([outcome.values.get(name) for outcome in outcomes]) for name in names}
+        return RewardResult(scores, [row.response for row in pending.rows], extra, _metrics(outcomes, extra))
 
-    def _texts(self, batch: DataProto) -> list[str]:
-        tensors = batch.tensors()
-        responses = tensors["responses"]
-        lengths = tensors["attention_mask"][:, -responses.shape[1] :].sum(-1).tolist() if responses.shape[1] else []
-        rows = zip(responses.tolist(), lengths or [0] * len(batch), strict=True)
-        return [str(self.tokenizer.decode(ids[: int(n)], skip_special_tokens=True)) for ids, n in rows]
-
-    def _score(self, batch: DataProto, row: int, text: str) -> dict[str, Any] | None:
-        """The outcome with a finite `score`, or None for unscored."""
-        columns = batch.non_tensor_batch
-        source = str(columns["data_source"][row])
-        try:
-            outcome = self.score_fn(source, text, columns["ground_truth"][row], columns["extra_info"][row])
-            return _checked(outcome)
-        except Exception as error:  # noqa: BLE001  a user's function may raise anything; the row is unscored
-            uid = columns["uid"][row] if "uid" in columns else row
-            name = getattr(self.score_fn, "__qualname__", repr(self.score_fn))
-            logger.warning("reward %s failed on row %s (%s): %s: %s", name, uid, source, type(error).__name__, error)
-            return None
+    def close(self) -> None:
+        self.scorer.close()
 
 
-def _checked(outcome: Any) -> dict[str, Any]:
-    parts = dict(outcome) if isinstance(outcome, Mapping) else {"score": outcome}
-    if "score" not in parts:
-        raise ValueError(f"the returned dict has no 'score' but {sorted(parts)}")
-    score = parts["score"]
-    if isinstance(score, str) or score is None or not math.isfinite(float(score)):
-        raise ValueError(f"returned {score!r}, which is no finite number")
-    return parts | {"score": float(score)}
+def response_texts(batch: DataProto, tokenizer: Any) -> list[str]:
+    tensors = batch.tensors()
+    responses = tensors["responses"]
+    lengths = tensors["attention_mask"][:, -responses.shape[1] :].sum(-1).tolist() if responses.shape[1] else []
+    rows = zip(responses.tolist(), lengths or [0] * len(batch), strict=True)
+    return [str(tokenizer.decode(ids[: int(n)], skip_special_tokens=True)) for ids, n in rows]
+
+
+def make_rows(batch: DataProto, texts: Sequence[str]) -> list[RewardRow]:
+    """The batch's columns beside each response."""
+    columns = batch.non_tensor_batch
+    nothing: list[Any] = [None] * len(batch)
+    prompts, uids = columns.get("raw_prompt", nothing), columns.get("uid", range(len(batch)))
+    plain = columns.get("is_conversation", nothing)
+    return [
+        RewardRow(
+            data_source=str(columns["data_source"][row]),
+            response=text,
+            ground_truth=columns["ground_truth"][row],
+            extra_info=columns["extra_info"][row],
+            prompt=prompts[row][-1]["content"] if plain[row] is False else prompts[row],
+            uid=str(uids[row]),
+        )
+        for row, text in enumerate(texts)
+    ]
+
+
+def _metrics(outcomes: Sequence[Outcome], extra: dict[str, np.ndarray[Any, Any]]) -> dict[str, float]:
+    count = {status: sum(outcome.status == status for outcome in outcomes) for status in ("error", "timeout")}
+    metrics = {
+        "reward/unscored": float(count["error"] + count["timeout"]),
+        "reward/error": float(count["error"]),
+        "reward/timeout": float(count["timeout"]),
+    }
+    for name, values in extra.items():
+        numbers = [float(value) for value in values if isinstance(value, bool | int | float)]
+        if numbers:
+            metrics[f"reward/{name}"] = sum(numbers) / len(numbers)
+    return metrics

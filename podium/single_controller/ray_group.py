@@ -7,7 +7,9 @@ by reference. It does not restart workers; make another group for that.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -137,13 +139,23 @@ class _Processes:
                 ray.wait([a.close.remote() for a in self.actors], num_returns=len(self.actors), timeout=grace_s)
             for actor in self.actors:
                 ray.kill(actor, no_restart=True)
+            self._kill_stopped()
         self.pool.release(lease)
+
+    def _kill_stopped(self) -> None:
+        """A stopped process cannot follow Ray's wish that it end; on this machine the kernel ends it."""
+        here = ray.get_runtime_context().get_node_id()
+        for place in self.placements:
+            if place.node_id == here and _is_stopped(place.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(place.pid, signal.SIGKILL)
 
 
 class RayWorkerGroup(WorkerGroup):
     """One worker per bundle of the pool, each a Ray actor in a process of its own.
 
-    `call_timeout_s` limits every call, `start_timeout_s` the start; past it WorkerTimeout names role, ranks and method.
+    `call_timeout_s` limits every call, `method_timeout_s` those of single methods, `start_timeout_s` the start; past
+    it WorkerTimeout names role, ranks and method.
     A worker's exception arrives as WorkerError with its traceback, its death as WorkerDied with its last log lines.
     `env_vars` are set in the workers' processes before they start; `py_executable` runs them in another environment.
     """
@@ -155,11 +167,12 @@ class RayWorkerGroup(WorkerGroup):
         name_prefix: str = "",
         start_timeout_s: float = 600.0,
         call_timeout_s: float = 3600.0,
+        method_timeout_s: Mapping[str, float] | None = None,
         env_vars: Mapping[str, str] | None = None,
         py_executable: str | None = None,
     ) -> None:
         super().__init__(ray_cls_with_init, name_prefix or default_role(ray_cls_with_init))
-        self.call_timeout_s = call_timeout_s
+        self.call_timeout_s, self.method_timeout_s = call_timeout_s, dict(method_timeout_s or {})
         self._inner_role: str | None = None
         self._processes = _Processes(resource_pool, self.role, env_vars or {}, py_executable)
         self._processes.start(ray_cls_with_init, start_timeout_s)
@@ -183,12 +196,14 @@ class RayWorkerGroup(WorkerGroup):
             args, kwargs = calls[index]
             invoke = self._processes.actors[rank].invoke
             refs[rank] = invoke.remote(self._inner_role, method, len(args), tuple(kwargs), *packed[index])
-        return RayFuture(refs, self._processes.crew(self.role), method, self.call_timeout_s)
+        limit_s = self.method_timeout_s.get(method, self.call_timeout_s)
+        return RayFuture(refs, self._processes.crew(self.role), method, limit_s)
 
     def _role_group(self, role: str, spec: RayClassWithInitArgs) -> Self:
         group = type(self).__new__(type(self))
         WorkerGroup.__init__(group, spec, role)
-        group.call_timeout_s, group._inner_role, group._processes = self.call_timeout_s, role, self._processes
+        group.call_timeout_s, group.method_timeout_s = self.call_timeout_s, self.method_timeout_s
+        group._inner_role, group._processes = role, self._processes
         return group
 
     def dead_ranks(self) -> list[int]:
@@ -196,6 +211,15 @@ class RayWorkerGroup(WorkerGroup):
 
     def shutdown(self) -> None:
         self._processes.stop()
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a process got SIGSTOP, where the system tells (Linux)."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+            return file.read().rpartition(")")[2].split()[0] == "T"
+    except (OSError, IndexError):
+        return False
 
 
 def _travelling(value: Any, sent: dict[int, Any]) -> Any:

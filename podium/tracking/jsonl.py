@@ -10,36 +10,44 @@ import json
 import logging
 import math
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 log = logging.getLogger(__name__)
 
+_MAX_WAITING_BYTES = 1 << 24
+
 
 class JsonLines:
-    """An append-only file. A full disk costs lines, not the run: a failed write is undone, logged once, and counted."""
+    """An append-only file, for several threads. A full disk does not end the run: lines wait until there is room."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.lost = 0
-        """Lines that could not be written."""
+        self.delayed = 0
+        """Lines that could not be written when they came. They are kept in memory and written with the next ones."""
+        self._waiting = b""
+        self._lock = threading.Lock()
         path.parent.mkdir(parents=True, exist_ok=True)
         _cut_partial_line(path)
         self._file = path.open("ab", buffering=0)
 
     def append(self, record: Mapping[str, Any]) -> None:
-        line = encode(record)
-        end = self._file.seek(0, os.SEEK_END)
-        try:
-            written = self._file.write(line)
-            if written != len(line):
-                raise OSError(f"{written} of {len(line)} bytes written")
-        except OSError as error:
-            if not self.lost:
-                log.warning("%s cannot be written (%s); the run goes on and its lines are lost", self.path, error)
-            self.lost += 1
-            os.ftruncate(self._file.fileno(), end)
+        with self._lock:
+            lines = self._waiting + encode(record)
+            end = self._file.seek(0, os.SEEK_END)
+            try:
+                written = self._file.write(lines)
+                if written != len(lines):
+                    raise OSError(f"{written} of {len(lines)} bytes written")
+                self._waiting = b""
+            except OSError as error:
+                if not self.delayed:
+                    log.warning("%s cannot be written (%s); the run goes on and its lines wait", self.path, error)
+                self.delayed += 1
+                self._waiting = lines if len(lines) <= _MAX_WAITING_BYTES else b""
+                os.ftruncate(self._file.fileno(), end)
 
     def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
         """Drop the lines that are not wanted; the file is replaced whole."""

@@ -2,32 +2,69 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import torch
 
 from podium.config import check_config
 from podium.config.schema import Config
 from podium.data.dataset import RLHFDataset
-from podium.errors import ConfigError
+from podium.data.mixing import make_sampler
+from podium.data.tasks import Split
+from podium.errors import ConfigError, PodiumError
 from podium.models.load import load_tokenizer
 from podium.rewards.manager import RewardManager
-from podium.rewards.registry import get_score_fn
+from podium.rewards.registry import check_sources
+from podium.rewards.scorer import RewardScorer
 from podium.single_controller import LocalWorkerGroup, ResourcePoolManager, Role, Worker, WorkerGroup
+from podium.single_controller.supervise import Decision, FailurePolicy, RestartGroup, is_lost
 from podium.trainer.ray_trainer import RayPPOTrainer
 from podium.trainer.requirements import needs_reference_policy
+from podium.trainer.stopping import RunStopped, StopSignals
 from podium.workers.actor_rollout_ref import ActorRolloutRefWorker
 from podium.workers.critic import CriticWorker
 
 
 def run_ppo(config: Config) -> int:
-    """Train as the resolved configuration says; returns the exit code."""
+    """Train as the resolved configuration says; returns the exit code. Lost workers are replaced."""
     check_config(config)
+    policy: FailurePolicy = RestartGroup(config.trainer.max_restarts)
+    failure: PodiumError | None = None
+    with StopSignals(config.trainer) as stopping:
+        while True:
+            try:
+                failure = run_once(config, stopping, policy, failure)
+            except RunStopped as stop:
+                return stop.exit_code
+            if failure is None:
+                return 0
+
+
+def run_once(
+    config: Config, stopping: StopSignals, policy: FailurePolicy, before: PodiumError | None
+) -> PodiumError | None:
+    """Train to the end, or until workers are lost and the policy wants new ones: then that failure comes back.
+
+    `before` is the failure that this attempt follows.
+    """
     trainer = build_trainer(config)
+    trainer.stopping, trainer.is_restart = stopping, before is not None
     try:
         trainer.init_workers()
         trainer.fit()
+    except PodiumError as failure:
+        decision = policy.decide(failure, trainer.saver.saved_step or 0)
+        lost = is_lost(failure)
+        if lost:
+            trainer.recorder.event("workers_failed", reason=str(failure), decision=decision.value)
+        if decision is Decision.RAISE:
+            raise
+        trainer.recorder.console.message(f"{str(failure).splitlines()[0]}; starting new workers")
+        return failure
     finally:
         trainer.shutdown()
-    return 0
+    return None
 
 
 def build_trainer(config: Config) -> RayPPOTrainer:
@@ -35,29 +72,38 @@ def build_trainer(config: Config) -> RayPPOTrainer:
     device = resolve_device(config.trainer.device)
     model = config.actor_rollout_ref.model
     tokenizer = load_tokenizer(model.path, model.trust_remote_code)
-    train_dataset = RLHFDataset(config.data.train_files, tokenizer, config.data, split="train")
-    val_dataset = (
-        RLHFDataset(config.data.val_files, tokenizer, config.data, split="val") if config.data.val_files else None
-    )
+    train_dataset = make_dataset(config, tokenizer, "train")
+    val_dataset = make_dataset(config, tokenizer, "val") if config.data.val_files else None
     sources = data_sources(train_dataset) | (data_sources(val_dataset) if val_dataset else set())
-    score_fn = get_score_fn(config.reward, sources)
+    check_sources(config.reward, sources)
+    scorer = RewardScorer(config.reward)
     return RayPPOTrainer(
         config=config,
         tokenizer=tokenizer,
         role_worker_mapping=role_workers(config),
         resource_pool_manager=make_pools(config, device),
         ray_worker_group_cls=worker_group_class(config.trainer.runtime),
-        reward_fn=RewardManager(tokenizer, score_fn, config.reward.max_failure_rate),
+        reward_fn=RewardManager(tokenizer, scorer, config.reward.max_failure_rate, sources),
         train_dataset=train_dataset,
         val_dataset=val_dataset,
+        train_sampler=make_sampler(config, train_dataset),
         device_name=device,
     )
+
+
+def make_dataset(config: Config, tokenizer: Any, split: Split) -> RLHFDataset:
+    """One split, its first rows checked; rows that cannot be used go to the run folder's quarantine."""
+    files = config.data.train_files if split == "train" else config.data.val_files
+    quarantine = Path(config.trainer.default_local_dir) / "quarantine.jsonl"
+    dataset = RLHFDataset(files, tokenizer, config.data, split, quarantine=quarantine)
+    dataset.check_rows()
+    return dataset
 
 
 def data_sources(dataset: RLHFDataset, looks: int = 64) -> set[str]:
     """The data sources of rows spread over the whole dataset."""
     step = max(1, len(dataset) // looks)
-    return {str(dataset[row]["data_source"]) for row in range(0, len(dataset), step)}
+    return {str(row["data_source"]) for row in dataset.fetch(range(0, len(dataset), step))}
 
 
 def resolve_device(device: str) -> str:

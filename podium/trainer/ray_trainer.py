@@ -9,15 +9,18 @@ worker group is an argument.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from podium.algorithms import get_adv_estimator_fn, get_kl_controller, mismatch_warning, sequence_cost
-from podium.checkpoint.store import CheckpointStore
+from podium.checkpoint import rng
+from podium.checkpoint.remote import make_uploader
+from podium.checkpoint.store import CheckpointStore, Retention
 from podium.config.schema import Config
 from podium.data.dataset import Batch, RLHFDataset
 from podium.data.sampler import ResumableSampler
-from podium.errors import ConfigError, TrainingError
+from podium.errors import ConfigError
 from podium.metric import Metric, reduce_metrics
 from podium.protocol import DataProto
 from podium.rewards.manager import RewardManager
@@ -29,6 +32,7 @@ from podium.single_controller import (
     WorkerGroup,
     create_colocated_worker_cls,
 )
+from podium.single_controller.supervise import Heartbeat
 from podium.trainer.advantage import (
     apply_rollout_correction,
     apply_score_penalties,
@@ -37,6 +41,7 @@ from podium.trainer.advantage import (
     shape_rewards,
 )
 from podium.trainer.alignment import align_representations
+from podium.trainer.limits import StepLimits
 from podium.trainer.metrics import (
     compute_data_metrics,
     compute_throughout_metrics,
@@ -46,8 +51,10 @@ from podium.trainer.metrics import (
 from podium.trainer.mini_batches import assign_mini_batches, partition_over_ranks, seqlen_metrics
 from podium.trainer.recorder import Recorder
 from podium.trainer.requirements import needs_old_log_probs
+from podium.trainer.resume import ResumePoint, pending_state, read_pending
 from podium.trainer.rollout_queue import PendingRollout, RolloutQueue
 from podium.trainer.samples import make_samples
+from podium.trainer.saving import CheckpointSaver, next_folder, open_store
 from podium.trainer.scoring import (
     add_greedy_baseline,
     check_versions,
@@ -55,11 +62,23 @@ from podium.trainer.scoring import (
     gather_groups,
     num_groups,
     score_batch,
+    scored_columns,
 )
+from podium.trainer.stopping import RunStopped, StopSignals, stoppable
 from podium.trainer.timing import marked_timer
 from podium.trainer.validation import ValidationResult, validate
 
 StepMetrics = dict[str, float | Metric]
+
+METHOD_OF_PHASE = {
+    "gen": "generate_sequences",
+    "old_log_prob": "compute_log_prob",
+    "ref": "compute_ref_log_prob",
+    "values": "compute_values",
+    "alignment": "compute_mean_hidden",
+    "update_weights": "publish",
+}
+"""Where the worker's method has another name than the phase."""
 
 
 class RayPPOTrainer:
@@ -97,13 +116,23 @@ class RayPPOTrainer:
         steps = config.trainer.total_training_steps
         self.total_training_steps = steps or config.trainer.total_epochs * len(self.train_sampler)
         self.run_folder = Path(config.trainer.default_local_dir)
-        self.checkpoints = CheckpointStore(self.run_folder / "checkpoints")
+        trainer = config.trainer
+        keep = Retention(trainer.max_ckpt_to_keep, trainer.best_metric, trainer.best_metric_mode == "max")
+        self.checkpoints = CheckpointStore(self.run_folder / "checkpoints", keep)
         self.recorder = Recorder(config, self.total_training_steps)
+        uploader = make_uploader(trainer.default_hdfs_dir, self.recorder.event, trainer.max_ckpt_to_keep)
+        self.saver = CheckpointSaver(self.checkpoints, self.recorder, uploader, trainer.async_save)
+        self.stopping = StopSignals(trainer)
         self.needs_old_log_probs = needs_old_log_probs(config)
         self.rollouts = RolloutQueue(self._submit_rollout, config.trainer.max_staleness)
         self.global_steps = 0
         self.policy_version = 0
-        self.skipped_in_a_row = 0
+        self.limits = StepLimits(trainer)
+        self.validated_step, self.validation_metrics = -1, dict[str, float]()
+        self.is_restart = False
+        """Whether this trainer replaces one whose workers were lost."""
+        self.resume_point: ResumePoint | None = None
+        self.heartbeat: Heartbeat | None = None
 
     def init_workers(self) -> None:
         """Start every role's workers and load their models."""
@@ -124,28 +153,42 @@ class RayPPOTrainer:
         if issubclass(self.ray_worker_group_cls, LocalWorkerGroup):
             return self.ray_worker_group_cls(spec, use_gpu=self.device_name == "cuda")
         self.resource_pool_manager.create_resource_pool()
-        return self.ray_worker_group_cls(  # type: ignore[call-arg]
+        trainer = self.config.trainer
+        group = self.ray_worker_group_cls(  # type: ignore[call-arg]
             resource_pool=self.resource_pool_manager.get_resource_pool(role),
             ray_cls_with_init=spec,
-            start_timeout_s=self.config.trainer.worker_start_timeout_s,
-            call_timeout_s=self.config.trainer.worker_timeout_s,
+            start_timeout_s=trainer.worker_start_timeout_s,
+            call_timeout_s=trainer.worker_timeout_s,
+            method_timeout_s={METHOD_OF_PHASE.get(phase, phase): s for phase, s in trainer.phase_timeout_s.items()},
         )
+        report = partial(self.recorder.event, "workers_lost", role=group.role)
+        self.heartbeat = Heartbeat(group, trainer.heartbeat_s, lambda ranks: report(ranks=ranks))
+        return group
 
     def shutdown(self) -> None:
         """End the workers and give the terminal back; safe at any time."""
-        if hasattr(self, "workers"):
-            self.workers.shutdown()
-        self.recorder.close()
+        with self.stopping.shielded():
+            if self.heartbeat is not None:
+                self.heartbeat.stop()
+            self.saver.leave()
+            if hasattr(self, "workers"):
+                self.workers.shutdown()
+            self.saver.close()
+            self.reward_fn.close()
+            self.val_reward_fn.close()
+            self.recorder.close()
 
+    @stoppable
     def fit(self) -> None:
         """Train from the newest checkpoint, or from the start, to the last step."""
         trainer, algorithm = self.config.trainer, self.config.algorithm
         self._load_checkpoint()
-        if self.global_steps >= self.total_training_steps:
+        if trainer.val_only:
+            self._validate_only()
+            return
+        if not self._validate_if_due() and self.global_steps >= self.total_training_steps:
             self.recorder.nothing_to_do(self.global_steps)
             return
-        if trainer.val_before_train and self.global_steps == 0:
-            self._validate()
         while self.global_steps < self.total_training_steps:
             self.global_steps += 1
             metrics: StepMetrics = {}
@@ -163,45 +206,40 @@ class RayPPOTrainer:
                 if self.critic_wg is not None:
                     with marked_timer("values", timing):
                         batch.union(self.critic_wg.compute_values(batch))
-                with marked_timer("adv", timing):
-                    metrics |= shape_rewards(
-                        batch, algorithm, self.kl_ctrl, self.global_steps, self.total_training_steps
-                    )
-                    if algorithm.repr_align.enable:
-                        metrics |= align_representations(
-                            batch,
-                            self.actor_rollout_wg,
-                            self.tokenizer,
-                            self.config,
-                            self.global_steps,
-                            self.total_training_steps,
+            with self.stopping.protected():  # a stop drops the step up to here; from here on it is finished first
+                with marked_timer("step", timing):
+                    with marked_timer("adv", timing):
+                        metrics |= shape_rewards(
+                            batch, algorithm, self.kl_ctrl, self.global_steps, self.total_training_steps
                         )
-                    compute_advantage(
-                        batch,
-                        adv_estimator=algorithm.adv_estimator,
-                        gamma=algorithm.gamma,
-                        lam=algorithm.lam,
-                        num_repeat=self.config.actor_rollout_ref.rollout.n,
-                        norm_adv_by_std_in_grpo=algorithm.norm_adv_by_std_in_grpo,
-                        config=algorithm,
-                    )
-                    metrics |= count_zero_std_groups(batch)
-                if self.critic_wg is not None:
-                    with marked_timer("update_critic", timing):
-                        metrics |= self.critic_wg.update_critic(batch)
-                if trainer.critic_warmup < self.global_steps:
-                    with marked_timer("update_actor", timing):
-                        metrics |= self.actor_rollout_wg.update_actor(batch)
-                    with marked_timer("update_weights", timing):
-                        self._publish(metrics)
-            self._record(batch, metrics, timing)
+                        if algorithm.repr_align.enable:
+                            metrics |= self._align(batch)
+                        compute_advantage(
+                            batch,
+                            adv_estimator=algorithm.adv_estimator,
+                            gamma=algorithm.gamma,
+                            lam=algorithm.lam,
+                            num_repeat=self.config.actor_rollout_ref.rollout.n,
+                            norm_adv_by_std_in_grpo=algorithm.norm_adv_by_std_in_grpo,
+                            config=algorithm,
+                        )
+                        metrics |= count_zero_std_groups(batch)
+                    if self.critic_wg is not None:
+                        with marked_timer("update_critic", timing):
+                            metrics |= self.critic_wg.update_critic(batch)
+                    if trainer.critic_warmup < self.global_steps:
+                        with marked_timer("update_actor", timing):
+                            metrics |= self.actor_rollout_wg.update_actor(batch)
+                        with marked_timer("update_weights", timing):
+                            self._publish(metrics)
+                self._record(batch, metrics, timing)
+            self._validate_if_due()
             last = self.global_steps == self.total_training_steps
-            if self.val_dataset and (last or (trainer.test_freq > 0 and self.global_steps % trainer.test_freq == 0)):
-                self._validate()
             if trainer.save_freq != 0 and (
                 last or (trainer.save_freq > 0 and self.global_steps % trainer.save_freq == 0)
             ):
                 self._save_checkpoint()
+        self.saver.finish()
         self.recorder.finish()
 
     # ---- the parts of a step that need the controller's state
@@ -209,8 +247,7 @@ class RayPPOTrainer:
     def _submit_rollout(self) -> PendingRollout:
         """Draw the next prompts and start their generation."""
         state = self.train_sampler.state_dict()
-        rows, epoch = self.train_sampler.next_batch(), self.train_sampler.epoch
-        prompts = DataProto.from_single_dict(self.collate_fn([self.train_dataset[row] for row in rows]))
+        prompts, epoch = self._draw_prompts(), self.train_sampler.epoch
         request = self._generation_request(prompts, epoch)
         baseline = None
         if self.estimator.needs_greedy_baseline:
@@ -218,9 +255,17 @@ class RayPPOTrainer:
         output = self.actor_rollout_wg.generate_sequences(request)
         return PendingRollout(prompts, output, baseline, state, self.policy_version)
 
+    def _draw_prompts(self, state: dict[str, int] | None = None) -> DataProto:
+        """The sampler's next prompts; with a `state`, those that came next when it stood there."""
+        if state is not None:
+            self.train_sampler.load_state_dict(state)
+        rows = self.train_sampler.next_batch()
+        return DataProto.from_single_dict(self.collate_fn(self.train_dataset.fetch(rows)))
+
     def _generation_request(self, prompts: DataProto, epoch: int, **flags: bool) -> DataProto:
-        request = prompts.select(["prompts", "attention_mask"], ["uid"])
-        request.meta_info = {"seed": self.config.trainer.seed, "epoch": epoch, **flags}
+        streams = (self.val_reward_fn if flags.get("validate") else self.reward_fn).streams
+        request = prompts.select(["prompts", "attention_mask"], scored_columns(prompts) if streams else ["uid"])
+        request.meta_info = {"seed": self.config.trainer.seed, "epoch": epoch, "score": streams, **flags}
         return request
 
     def _join(self, prompts: DataProto, output: DataProto) -> DataProto:
@@ -267,17 +312,14 @@ class RayPPOTrainer:
         batch.meta_info["dp_partition"] = parts
         metrics |= seqlen_metrics(lengths, parts, logging_prefix)
 
+    def _align(self, batch: DataProto) -> StepMetrics:
+        steps = self.global_steps, self.total_training_steps
+        return align_representations(batch, self.actor_rollout_wg, self.tokenizer, self.config, *steps)
+
     def _publish(self, metrics: StepMetrics) -> None:
         """Give the rollout engine the new weights, unless the update was skipped."""
         skipped = metrics.get("actor/skipped_updates")
-        num_skipped = int(skipped.result()) if isinstance(skipped, Metric) else 0
-        self.skipped_in_a_row = self.skipped_in_a_row + 1 if num_skipped else 0
-        if self.skipped_in_a_row > self.config.trainer.max_skipped_updates:
-            raise TrainingError(
-                f"{self.skipped_in_a_row} steps in a row had a non-finite loss or gradient, more than "
-                f"trainer.max_skipped_updates={self.config.trainer.max_skipped_updates} allows; lower the learning "
-                "rate, or look in the log for the first bad tensor"
-            )
+        self.limits.count_skipped(int(skipped.result()) if isinstance(skipped, Metric) else 0)
         self.policy_version = self.global_steps
         metrics |= self.actor_rollout_wg.publish(self.policy_version)
 
@@ -291,8 +333,25 @@ class RayPPOTrainer:
         if self.config.actor_rollout_ref.rollout.is_unfiltered and (warning := mismatch_warning(gap)):
             self.recorder.console.message(warning)
         self.recorder.step(self.global_steps, numbers | memory_metrics())
+        self.limits.count_flat(numbers["critic/zero_std_groups"], num_groups([batch]))
+        self.stopping.step_took(timing["step"])
+        self._mark()
 
     # ---- validation and checkpoints
+
+    def _validate_if_due(self) -> bool:
+        """Validate where this step asks for it, unless that was done before the run was interrupted."""
+        trainer, step = self.config.trainer, self.global_steps
+        due = trainer.val_before_train if step == 0 else trainer.test_freq > 0 and step % trainer.test_freq == 0
+        if not (due or step == self.total_training_steps) or self.validated_step == step:
+            return False
+        return self._validate() is not None
+
+    def _validate_only(self) -> None:
+        """What `trainer.val_only` asks for: no training, one validation of the weights as they are."""
+        if self._validate() is None:
+            raise ConfigError("trainer.val_only needs validation rows: set data.val_files")
+        self.recorder.finish()
 
     def _validate(self) -> ValidationResult | None:
         """Score the validation set with the newest weights."""
@@ -303,47 +362,90 @@ class RayPPOTrainer:
             generate, decode = self._generate_for_validation, self.tokenizer.decode
             result = validate(self._val_batches(), generate, self.val_reward_fn, decode)
         seconds = {"timing_s/testing": timing["testing"]}
-        self.recorder.validation(self.global_steps, result.metrics | seconds, result.samples)
+        with self.stopping.protected():
+            self.recorder.validation(self.global_steps, result.metrics | seconds, result.samples)
+            self.validated_step, self.validation_metrics = self.global_steps, result.metrics
+            self._mark()
         return result
 
     def _val_batches(self) -> Iterator[DataProto]:
         assert self.val_dataset is not None
         size = self.config.data.val_batch_size or len(self.val_dataset)
         for start in range(0, len(self.val_dataset), size):
-            rows = [self.val_dataset[i] for i in range(start, min(start + size, len(self.val_dataset)))]
-            yield DataProto.from_single_dict(self.collate_fn(rows))
+            rows = range(start, min(start + size, len(self.val_dataset)))
+            yield DataProto.from_single_dict(self.collate_fn(self.val_dataset.fetch(rows)))
 
     def _generate_for_validation(self, prompts: DataProto) -> DataProto:
         request = self._generation_request(prompts, epoch=-1, validate=True)
         return self._join(prompts, self.actor_rollout_wg.generate_sequences(request).get())
 
-    def _save_checkpoint(self) -> Path:
-        """Everything a resumed run needs, and the model as a Hugging Face folder."""
+    def _mark(self) -> None:
+        """Remember where the run stands: a step that is begun after this and dropped leaves no trace."""
+        pending = self.rollouts.pending
         state = {
             "global_steps": self.global_steps,
             "policy_version": self.policy_version,
-            "sampler": self.rollouts.resume_state() or self.train_sampler.state_dict(),
+            "validated_step": self.validated_step,
+            "sampler": pending[0].sampler_state if pending else self.train_sampler.state_dict(),
+            "rollouts": pending_state(pending),
             "kl_ctrl": self.kl_ctrl.state_dict(),
+            "limits": self.limits.state_dict(),
+            "trackers": self.recorder.tracker_ids(),
+            "rng": rng.capture(),
         }
-        path = self.checkpoints.save(self.global_steps, state, self._write_models)
-        self.recorder.checkpoint(self.global_steps, path)
-        return path
+        self.resume_point = ResumePoint(self.global_steps, state, pending)
 
-    def _write_models(self, folder: Path) -> None:
-        self.actor_rollout_wg.save_checkpoint(str(folder))
-        if self.critic_wg is not None:
-            self.critic_wg.save_checkpoint(str(folder))
+    def _save_checkpoint(self) -> None:
+        """Everything a resumed run needs, and the model as a Hugging Face folder."""
+        with self.stopping.protected():
+            self._save_resume_point()
+
+    def _save_resume_point(self) -> None:
+        assert self.resume_point is not None, "a run that has begun has marked where it stands"
+        groups = [group for group in (self.actor_rollout_wg, self.critic_wg) if group is not None]
+        metrics = self.validation_metrics if self.validated_step == self.resume_point.step else {}
+        self.saver.save(self.resume_point, metrics, groups)
+
+    def _save_and_leave(self, stop: RunStopped) -> None:
+        """The run was told to stop: save what the last finished step left, unless that is saved already."""
+        self.saver.wait()
+        point = self.resume_point
+        if point is not None and point.step > 0 and self.config.trainer.save_freq != 0:
+            if self.saver.saved_step != point.step:
+                self._save_resume_point()
+            self.saver.wait()
+        self.recorder.stopped(point.step if point else 0, stop.reason)
 
     def _load_checkpoint(self) -> None:
         """Go on from what `trainer.resume_mode` says."""
-        path = self.checkpoints.find(self.config.trainer.resume_mode)
+        path = self._find_checkpoint()
         if path is not None:
             state = self.checkpoints.read_state(path)
             self.global_steps, self.policy_version = state["global_steps"], state["policy_version"]
+            self.validated_step = state["validated_step"]
             self.train_sampler.load_state_dict(state["sampler"])
+            self.rollouts.restore(read_pending(path, state["rollouts"], self._draw_prompts))
             self.kl_ctrl.load_state_dict(state["kl_ctrl"])
+            self.limits.load_state_dict(state["limits"])
+            self.recorder.resume_trackers(state["trackers"])
+            rng.restore(state["rng"])
             self.actor_rollout_wg.load_checkpoint(str(path))
             if self.critic_wg is not None:
                 self.critic_wg.load_checkpoint(str(path))
-        self.recorder.start(self.global_steps, resumed_from=path)
+            self.saver.saved_step = self.global_steps
+        self.recorder.start(self.global_steps, resumed_from=path, is_restart=self.is_restart)
         self.actor_rollout_wg.publish(self.policy_version)
+        self._mark()
+
+    def _find_checkpoint(self) -> Path | None:
+        """The checkpoint to go on from. Later ones of a way that is left now are moved out of the way."""
+        mode = self.config.trainer.resume_mode
+        if self.is_restart and (mode == "disable" or self.checkpoints.newest(deep=False).path):
+            mode = "auto"
+        found = open_store(self.checkpoints, self.saver.uploader, mode)
+        for path, fault in found.broken.items():
+            self.recorder.broken_checkpoint(path, fault)
+        if mode not in ("auto", "must") or found.path is None:
+            step = -1 if found.path is None else self.checkpoints.read_state(found.path)["global_steps"]
+            self.checkpoints.set_aside(next_folder(self.run_folder / "previous") / "checkpoints", after=step)
+        return found.path

@@ -2,14 +2,13 @@
 
 With 0 the queue holds nothing between steps and the loop is synchronous: each batch is sampled by the newest weights.
 With k, generation of the next k batches is already under way while the trainer updates; their samples are at most k
-versions old and say so. The queue remembers where the sampler stood before the oldest unfinished batch, so that a
-resumed run makes that batch again instead of skipping it.
+versions old and say so. A checkpoint keeps what no update has used, and where the sampler stood before it (resume.py).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -40,6 +39,10 @@ class RolloutQueue:
             self._pending.append(self._submit())
         return self._pending.popleft()
 
-    def resume_state(self) -> dict[str, int] | None:
-        """Where the sampler stood before the oldest rollout that no update has used; None when there is none."""
-        return self._pending[0].sampler_state if self._pending else None
+    @property
+    def pending(self) -> tuple[PendingRollout, ...]:
+        """Rollouts that no update has used, the oldest first."""
+        return tuple(self._pending)
+
+    def restore(self, pending: Iterable[PendingRollout]) -> None:
+        self._pending = deque(pending)

@@ -17,7 +17,7 @@ from podium.config.schema import Config
 from podium.errors import PublishError, TrainingError
 from podium.metric import Metric
 from podium.protocol import DataProto
-from podium.rewards.manager import RewardManager, RewardResult
+from podium.rewards.manager import OUTCOME, RewardManager, RewardResult
 
 
 def check_versions(batch: DataProto, oldest: int, newest: int) -> None:
@@ -30,6 +30,12 @@ def check_versions(batch: DataProto, oldest: int, newest: int) -> None:
         )
 
 
+def scored_columns(prompts: DataProto) -> list[str]:
+    """The columns a rollout worker needs to score responses while it generates."""
+    wanted = ("uid", "data_source", "ground_truth", "extra_info", "raw_prompt", "is_conversation")
+    return [name for name in wanted if name in prompts.non_tensor_batch]
+
+
 def score_batch(batch: DataProto, reward_fn: RewardManager) -> tuple[DataProto, RewardResult]:
     """The scored rows with their `token_level_scores`, and the outcome for all rows."""
     outcome = reward_fn(batch)
@@ -39,6 +45,7 @@ def score_batch(batch: DataProto, reward_fn: RewardManager) -> tuple[DataProto, 
         raise TrainingError(f"none of the {len(batch)} responses of this step has a score; see the warnings above")
     outcome.metrics["response/aborted_ratio"] = float((~written).float().mean())
     scored = batch.select_idxs(keep)
+    scored.non_tensor_batch.pop(OUTCOME, None)
     mask = scored.tensors()["response_mask"]
     scored.put(token_level_scores=at_last_token(outcome.scores[keep], mask))
     rows = keep.numpy()

@@ -1,24 +1,29 @@
 """Validation: generate for held-out prompts, score, report by data source.
 
 Each prompt gets `val_kwargs.n` samples. A number `var` (the score, and every number the reward function returned)
-becomes `mean@N`, and with several samples also `std@N`, `best@N` and `worst@N`, averaged over prompts. `acc` is the
-core variable where the reward function returns one, else the score, reported as `reward`.
+becomes `mean@N`, and with several samples also `std@N`, `best@k`, `worst@k` and, where the reward function returns a
+`pred`, `maj@k` for k = 2, 4, 8, ..., N: the expected best, worst and majority of k samples, by the unbiased closed
+forms, averaged over prompts. A prompt that lost samples counts for the k it still has. `acc` is the core variable where
+the reward function returns one, else the score, reported as `reward`.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from podium.algorithms import best_at_n, maj_at_n, worst_at_n
 from podium.protocol import DataProto
 from podium.rewards.manager import RewardManager
 from podium.tracking import Sample
 from podium.trainer.mini_batches import group_index
 from podium.trainer.samples import make_samples
+
+Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -52,10 +57,11 @@ def summarize(samples: Sequence[Sample]) -> dict[str, float]:
     for source, members in sorted(by_source.items()):
         groups = group_index([sample.uid for sample in members])
         variables = _variables(members)
+        answers = _answers(members)
         core = "acc" if "acc" in variables else "reward"
         for name, values in variables.items():
             kind = "val-core" if name == core else "val-aux"
-            statistics = _statistics(np.array(values), groups)
+            statistics = _statistics(np.array(values), groups, answers)
             metrics |= {f"{kind}/{source}/{name}/{statistic}": v for statistic, v in statistics.items()}
         metrics[f"val/test_score/{source}"] = float(np.mean(variables["reward"]))
     return metrics
@@ -71,12 +77,34 @@ def _variables(members: Sequence[Sample]) -> dict[str, list[float]]:
     return variables
 
 
-def _statistics(values: np.ndarray[Any, Any], groups: np.ndarray[Any, Any]) -> dict[str, float]:
-    per_prompt = [values[groups == g] for g in range(int(groups.max()) + 1)]
-    n = max(len(samples) for samples in per_prompt)
-    statistics = {f"mean@{n}": float(np.mean([samples.mean() for samples in per_prompt]))}
-    if n > 1:
-        statistics[f"std@{n}"] = float(np.mean([samples.std() for samples in per_prompt]))
-        statistics[f"best@{n}"] = float(np.mean([samples.max() for samples in per_prompt]))
-        statistics[f"worst@{n}"] = float(np.mean([samples.min() for samples in per_prompt]))
+def _statistics(values: Array, groups: Array, answers: Sequence[Hashable] | None) -> dict[str, float]:
+    members = [np.flatnonzero(groups == g) for g in range(int(groups.max()) + 1)]
+    n = max(len(rows) for rows in members)
+    statistics = {f"mean@{n}": float(np.mean([values[rows].mean() for rows in members]))}
+    if n == 1:
+        return statistics
+    several = [values[rows].std(ddof=1) for rows in members if len(rows) > 1]
+    statistics[f"std@{n}"] = float(np.mean(several))
+    for k in draws(n):
+        enough = [rows for rows in members if len(rows) >= k]
+        scores = [values[rows].tolist() for rows in enough]
+        statistics[f"best@{k}"] = float(np.mean([best_at_n(each, k) for each in scores]))
+        statistics[f"worst@{k}"] = float(np.mean([worst_at_n(each, k) for each in scores]))
+        if answers is not None:
+            votes = [[answers[row] for row in rows] for rows in enough]
+            majority = [maj_at_n(vote, each, k) for vote, each in zip(votes, scores, strict=True)]
+            statistics[f"maj@{k}"] = float(np.mean(majority))
     return statistics
+
+
+def draws(n: int) -> list[int]:
+    """The powers of two from 2 to below n, and n."""
+    return [*(2**i for i in range(1, n.bit_length()) if 2**i < n), n]
+
+
+def _answers(members: Sequence[Sample]) -> list[Hashable] | None:
+    """What each sample answered, to be voted on; a sample without an answer is an answer of its own."""
+    if not any("pred" in sample.extra for sample in members):
+        return None
+    given = [sample.extra.get("pred") for sample in members]
+    return [("none", place) if answer is None else str(answer).strip() for place, answer in enumerate(given)]

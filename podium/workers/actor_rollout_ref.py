@@ -22,6 +22,7 @@ from podium.engines.train.torch import TorchEngine
 from podium.metric import Metrics
 from podium.models.load import load_causal_lm, load_tokenizer, resolve_dtype
 from podium.protocol import DataProto
+from podium.rewards.scorer import RewardScorer
 from podium.single_controller.dispatch import Dispatch, register
 from podium.single_controller.roles import Role
 from podium.single_controller.worker import Worker
@@ -30,12 +31,15 @@ from podium.workers.engines import make_train_engine
 from podium.workers.optimization import total_optimizer_steps
 from podium.workers.reference import Reference
 from podium.workers.rollout import Rollout
+from podium.workers.saving import CheckpointWriter, load_rng, save_rng
+from podium.workers.streamed_rewards import StreamedRewards
 
 
 class ActorRolloutRefWorker(Worker):
     def __init__(self, config: Config, role: Role, total_training_steps: int) -> None:
         self.config, self.has_reference = config, role is Role.ActorRolloutRef
         self.total_training_steps = total_training_steps
+        self.writer = CheckpointWriter()
 
     @register(Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
@@ -47,7 +51,9 @@ class ActorRolloutRefWorker(Worker):
         if self.has_reference:
             self.reference = Reference(self._make_engine(trainable=False), config.rollout.temperature)
         self.rollout_engine = self._make_rollout_engine()
-        self.rollout = Rollout(self.rollout_engine, config.rollout, self.config.data, self.tokenizer.pad_token_id)
+        rewards = StreamedRewards(RewardScorer(self.config.reward), self.tokenizer)
+        pad = self.tokenizer.pad_token_id
+        self.rollout = Rollout(self.rollout_engine, config.rollout, self.config.data, pad, rewards)
 
     def _make_engine(self, trainable: bool) -> TorchEngine:
         config = self.config.actor_rollout_ref
@@ -115,15 +121,29 @@ class ActorRolloutRefWorker(Worker):
     # ---- checkpoints
 
     @register(Dispatch.ONE_TO_ALL)
-    def save_checkpoint(self, folder: str) -> None:
-        self.train_engine.save(Path(folder) / "actor")
-        weights = self.train_engine.weights(dtype=torch.float32)
-        if self.rank == 0:
-            export_hf(weights, self.train_engine.module.config, self.tokenizer, Path(folder) / "hf")
-        else:
-            for _ in weights:  # collective: every rank takes part
-                pass
+    def save_checkpoint(self, folder: str, background: bool = False) -> None:
+        """Write state, model and random states; in the background, `checkpoint_written` tells when it is done."""
+        target, engine = Path(folder), self.train_engine
+        write_state = self.writer.engine_state(engine, target / "actor", background)
+        full = {}
+        for name, tensor in engine.weights(dtype=torch.float32):  # collective: every rank takes part
+            if self.rank == 0:
+                full[name] = self.writer.copy_full(name, tensor) if background else tensor.cpu()
+        save_rng(target, self.rank)
+
+        def write() -> None:
+            if self.rank == 0:
+                export_hf(full.items(), engine.module.config, self.tokenizer, target / "hf")
+            write_state()
+
+        self.writer.run(write, background)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def checkpoint_written(self) -> bool:
+        """Whether the save in the background is done; raises what it raised."""
+        return self.writer.written()
 
     @register(Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, folder: str) -> None:
         self.train_engine.load(Path(folder) / "actor")
+        load_rng(Path(folder), self.rank)

@@ -19,11 +19,13 @@ from podium.single_controller.roles import Role
 from podium.single_controller.worker import Worker
 from podium.workers.engines import make_train_engine
 from podium.workers.optimization import optimizer_steps, run_updates, total_optimizer_steps
+from podium.workers.saving import CheckpointWriter
 
 
 class CriticWorker(Worker):
     def __init__(self, config: Config, role: Role, total_training_steps: int) -> None:
         self.config, self.total_training_steps = config, total_training_steps
+        self.writer = CheckpointWriter()
 
     @register(Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
@@ -71,8 +73,14 @@ class CriticWorker(Worker):
         )
 
     @register(Dispatch.ONE_TO_ALL)
-    def save_checkpoint(self, folder: str) -> None:
-        self.engine.save(Path(folder) / "critic")
+    def save_checkpoint(self, folder: str, background: bool = False) -> None:
+        """Write the state; in the background, `checkpoint_written` tells when it is done."""
+        self.writer.run(self.writer.engine_state(self.engine, Path(folder) / "critic", background), background)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def checkpoint_written(self) -> bool:
+        """Whether the save in the background is done; raises what it raised."""
+        return self.writer.written()
 
     @register(Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, folder: str) -> None:

@@ -1,8 +1,8 @@
 """Rollout: a rollout engine behind DataProto.
 
 Takes left-padded prompts, samples n responses for each, and returns them as columns of the batch's own width. A sample
-depends on (seed, epoch, uid, k) alone, never on the batch or the worker it was drawn in. It does not score and does not
-know how the weights got into the engine.
+depends on (seed, epoch, uid, k) alone, never on the batch or the worker it was drawn in. Asked to score, it hands each
+finished group to the scorer and goes on generating. It does not know how the weights got into the engine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from torch import Tensor
 
 from podium.config.schema import DataConfig, RolloutConfig
 from podium.engines.rollout.base import Completion, RolloutEngine, SamplingParams
-from podium.protocol import DataProto, compute_position_ids
+from podium.protocol import DataProto, compute_position_ids, object_array
+from podium.rewards.manager import OUTCOME
+from podium.workers.streamed_rewards import StreamedRewards
 
 
 def request_seed(seed: int, epoch: int, uid: Any) -> int:
@@ -27,8 +29,16 @@ def request_seed(seed: int, epoch: int, uid: Any) -> int:
 
 
 class Rollout:
-    def __init__(self, engine: RolloutEngine, rollout: RolloutConfig, data: DataConfig, pad_token_id: int) -> None:
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        rollout: RolloutConfig,
+        data: DataConfig,
+        pad_token_id: int,
+        rewards: StreamedRewards | None = None,
+    ) -> None:
         self.engine, self.config, self.data, self.pad_token_id = engine, rollout, data, pad_token_id
+        self.rewards = rewards
 
     def sampling(self, meta_info: dict[str, Any]) -> tuple[SamplingParams, int]:
         """The sampling of a training, validation or greedy-baseline batch, and the samples per prompt."""
@@ -49,10 +59,15 @@ class Rollout:
         token_ids = [row[real].tolist() for row, real in zip(prompts, mask, strict=True)]
         seed, epoch = int(data.meta_info["seed"]), int(data.meta_info["epoch"])
         seeds = [request_seed(seed, epoch, uid) for uid in data.non_tensor_batch["uid"]]
-        groups = self.engine.generate(token_ids, params, n=n, seeds=seeds)
-        completions = [completion for group in groups for completion in group]
         rows = torch.arange(len(data)).repeat_interleave(n)
-        return self._to_columns(prompts[rows], mask[rows], completions)
+        if self.rewards is not None and data.meta_info.get("score"):
+            groups, outcomes = self.rewards.generate(self.engine, data, token_ids, params, n, seeds)
+        else:
+            groups, outcomes = self.engine.generate(token_ids, params, n=n, seeds=seeds), None
+        batch = self._to_columns(prompts[rows], mask[rows], [completion for group in groups for completion in group])
+        if outcomes is not None:
+            batch.non_tensor_batch[OUTCOME] = object_array(outcomes)
+        return batch
 
     def _to_columns(self, prompts: Tensor, prompt_mask: Tensor, completions: Sequence[Completion]) -> DataProto:
         responses = _right_pad([c.token_ids for c in completions], self.pad_token_id, torch.long)

@@ -44,7 +44,8 @@ def test_a_verl_row_keeps_its_columns(tokenizer, tmp_path, write):
     dataset = RLHFDataset([file], tokenizer, DataConfig())
     assert len(dataset) == 3
     row = dataset[1]
-    assert set(row) == {"input_ids", "raw_prompt", "data_source", "reward_model", "ground_truth", "extra_info", "uid"}
+    columns = {"raw_prompt", "is_conversation", "data_source", "reward_model", "ground_truth", "extra_info", "uid"}
+    assert set(row) == {"input_ids"} | columns
     assert row["data_source"] == "sums" and row["ground_truth"] == "3"
     assert row["raw_prompt"] == VERL_ROW["prompt"]
     assert row["reward_model"] == {"style": "rule", "ground_truth": "3"}

@@ -76,7 +76,7 @@ def test_what_is_written_reads_back(tmp_path_factory: pytest.TempPathFactory, re
     assert list(read_lines(path)) == records
 
 
-def test_a_full_disk_costs_lines_but_neither_the_run_nor_the_file(
+def test_a_full_disk_delays_lines_and_harms_neither_the_run_nor_the_file(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "x.jsonl"
@@ -93,8 +93,8 @@ def test_a_full_disk_costs_lines_but_neither_the_run_nor_the_file(
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, before)
     lines.append({"step": 4})
-    assert [record["step"] for record in read_lines(path)] == [1, 4]
-    assert lines.lost == 2
+    assert [record["step"] for record in read_lines(path)] == [1, 2, 3, 4]
+    assert lines.delayed == 2
     assert caplog.text.count("cannot be written") == 1
 
 

@@ -129,10 +129,10 @@ class _DrawOne(LogitsProcessor):
         choice = torch.zeros(len(scores), dtype=torch.long, device=scores.device)
         if self.alive.size:
             alive = torch.from_numpy(self.alive).to(scores.device)
-            rows = sampling_rows(self.slots, self.alive, scores.device)
+            rows = sampling_rows(self.slots, self.alive, self.slots.num_written[self.alive], scores.device)
             tokens, log_probs, raw = sample_tokens(scores[alive].float(), rows)
             choice[alive] = tokens
-            columns = (column.cpu().numpy() for column in (tokens, log_probs, raw))
+            columns = (column[:, None].cpu().numpy() for column in (tokens, log_probs, raw))
             for slot, completion in self.slots.record(self.alive, *columns):
                 self.slots.clear(slot).finish(completion)
             self.alive = np.flatnonzero(self.slots.state)

@@ -35,6 +35,8 @@ class ModuleEngine(RequestFront):
         limit = getattr(module.config.get_text_config(), "max_position_embeddings", None)
         self.max_model_len: int | None = limit
         self._unusable: str | None = None
+        self._owns_weights = False
+        self._away: dict[Tensor, Tensor] = {}
 
     # ---- requests
 
@@ -79,6 +81,8 @@ class ModuleEngine(RequestFront):
         """Copy a complete set into the module. A set that is refused leaves the engine unusable until a good one."""
         with self._lock:
             self._drop_computed()
+            self._bring_back_weights()
+            self._owns_weights = True  # nobody copies into the trainer's own module
             self._unusable = f"loading version {version} did not finish."
             load_tensors(self.module, weights)
             self._unusable = None
@@ -92,6 +96,18 @@ class ModuleEngine(RequestFront):
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         return named_tensors(self.module)
+
+    def _put_weights_away(self) -> None:
+        """Move a copy that only this engine uses from a GPU to the host."""
+        if self._owns_weights and self.device.type == "cuda" and not self._away:
+            for parameter in self.module.parameters():
+                self._away[parameter] = parameter.data.to("cpu")
+                parameter.data = parameter.data.new_empty(0)
+
+    def _bring_back_weights(self) -> None:
+        for parameter, data in self._away.items():
+            parameter.data = data.to(self.device)
+        self._away = {}
 
     def _drop_computed(self) -> None:
         """Forget whatever depends on the weights."""

@@ -10,10 +10,20 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GemmaConfig,
+    GemmaForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
@@ -30,6 +40,16 @@ FAMILIES: dict[str, tuple[Any, Any]] = {
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
+    "gemma": (GemmaConfig, GemmaForCausalLM),
+    "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
+    "phi": (PhiConfig, PhiForCausalLM),
+    "phi3": (Phi3Config, Phi3ForCausalLM),
+    "granite": (GraniteConfig, GraniteForCausalLM),
+}
+FAMILY_OPTIONS: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": 7},
+    "gemma3": {"sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"]},
+    "granite": {"logits_scaling": 2.0, "residual_multiplier": 0.7, "embedding_multiplier": 3.0},
 }
 
 MakeLM = Callable[..., PreTrainedModel]
@@ -54,6 +74,7 @@ def make_lm() -> MakeLM:
             "pad_token_id": None,
         }
         config_class, model_class = FAMILIES[family]
+        options |= FAMILY_OPTIONS.get(family, {})
         torch.manual_seed(seed)
         model: PreTrainedModel = model_class(config_class(**(options | overrides))).eval()
         with torch.no_grad():
@@ -126,3 +147,19 @@ def plain_log_probs(model: PreTrainedModel, prompt: list[int], response: list[in
 @pytest.fixture(scope="session", name="plain_log_probs")
 def plain_log_probs_fixture() -> Callable[..., torch.Tensor]:
     return plain_log_probs
+
+
+@torch.no_grad()
+def transformers_greedy(model: PreTrainedModel, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
+    """Left-padded, so that one call answers all prompts; up to and including end-of-sequence."""
+    width = max(map(len, prompts))
+    ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts], device=model.device)
+    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=model.device)
+    generate: Any = model.generate
+    rows = generate(ids, attention_mask=mask, max_new_tokens=max_tokens, do_sample=False, pad_token_id=0)[:, width:]
+    return [row[: row.index(EOS) + 1] if EOS in row else row for row in rows.tolist()]
+
+
+@pytest.fixture(scope="session", name="transformers_greedy")
+def transformers_greedy_fixture() -> Callable[..., list[list[int]]]:
+    return transformers_greedy

@@ -136,7 +136,7 @@ def test_a_failing_step_fails_every_request_under_way_and_the_engine_lives_on(
             return await asyncio.gather(*requests, return_exceptions=True)
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine.runner, "run", broken)
+        patch.setattr(engine.runner, "launch", broken)
         results = asyncio.run(main())
         assert [str(result) for result in results] == ["the device is gone"] * 2
         with pytest.raises(RuntimeError, match="gone"):

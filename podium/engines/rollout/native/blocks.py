@@ -60,23 +60,31 @@ class BlockTables:
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.pool.block_size)
 
-    def blocks_to_append(self, slots: IntArray) -> int:
-        """Fresh pages needed so that each slot can take one more token (copies of shared pages included, at most)."""
+    def blocks_to_append(self, slots: IntArray, counts: IntArray | int = 1) -> int:
+        """Fresh pages needed so that each slot can take `counts` more tokens (with copies of shared pages, at most)."""
         full = self.lengths[slots] == self.num_blocks[slots] * self.pool.block_size
-        return int(full.sum()) + self._shared_tails(slots[~full]).size
+        return int(self._missing(slots, counts).sum()) + self._shared_tails(slots[~full]).size
 
-    def append(self, slots: IntArray) -> tuple[IntArray, IntArray]:
-        """Make room for one more token in each slot; pages to copy before the write, as (sources, destinations)."""
+    def append(self, slots: IntArray, counts: IntArray | int = 1) -> tuple[IntArray, IntArray]:
+        """Make room for `counts` (at least 1) more tokens in each slot; pages to copy before the first is written, as
+        (sources, destinations)."""
         full = self.lengths[slots] == self.num_blocks[slots] * self.pool.block_size
         copies = self._copy_shared(self._shared_tails(slots[~full]))
-        growing = slots[full]
-        if growing.size:
+        missing = self._missing(slots, counts)
+        while (growing := slots[missing > 0]).size:
             column = self.num_blocks[growing]
             self._widen(int(column.max()) + 1)
             self.table[growing, column] = self.pool.allocate(growing.size)
             self.num_blocks[growing] += 1
-        self.lengths[slots] += 1
+            missing -= 1
+        self.lengths[slots] += counts
         return copies
+
+    def _missing(self, slots: IntArray, counts: IntArray | int) -> IntArray:
+        """Pages short of `counts` more tokens, for each slot."""
+        size = self.pool.block_size
+        short: IntArray = -(-(self.lengths[slots] + counts) // size) - self.num_blocks[slots]
+        return short
 
     def extend(self, slot: int, num_tokens: int) -> None:
         """Make room for `num_tokens` more in a slot that shares no page."""

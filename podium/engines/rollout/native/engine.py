@@ -1,10 +1,16 @@
 """NativeEngine: Podium's own rollout engine, on the trainer's module or on one of its own.
 
 It puts the parts together: requests from the front, the scheduler's batches through the runner, pages in a KV cache
-that sleeps and wakes. It does not know where published weights come from.
+that sleeps and wakes. On a GPU the next pass is launched before the last one's tokens are read, so the device never
+waits for the host; whatever needs the exact state (abort, preemption, new weights, sleep) lands the passes under way
+first. It does not know where published weights come from.
 """
 
 from __future__ import annotations
+
+import importlib.util
+import logging
+from collections import deque
 
 import numpy as np
 import torch
@@ -16,16 +22,21 @@ from podium.engines.rollout.base import SamplingParams
 from podium.engines.rollout.inprocess import ModuleEngine
 from podium.engines.rollout.native.blocks import BlockPool, BlockTables
 from podium.engines.rollout.native.kv import KVShape, PagedKV
-from podium.engines.rollout.native.runner import Runner
-from podium.engines.rollout.native.scheduler import Scheduler
+from podium.engines.rollout.native.runner import BatchRunner, Flight, Runner
+from podium.engines.rollout.native.scheduler import Batch, Scheduler
 from podium.engines.rollout.native.slots import Slots
 from podium.engines.rollout.request import Array, Request
 from podium.errors import ConfigError, RolloutError
 from podium.models.attention import ATTENTION_NAME, install_attention
 
+logger = logging.getLogger(__name__)
+
+DEVICE_RESERVE = 2 << 30
+"""Bytes of a GPU left to what a pass computes with."""
+
 
 class NativeEngine(ModuleEngine):
-    """Continuous batching over a paged KV cache, with the module's own forward pass."""
+    """Continuous batching over a paged KV cache, on the module's own parameters."""
 
     def __init__(
         self,
@@ -44,20 +55,34 @@ class NativeEngine(ModuleEngine):
             )
         if module.config._attn_implementation != ATTENTION_NAME:
             install_attention(module)
-        self.runner = Runner(module, dtype or next(module.parameters()).dtype)
-        shape = KVShape.of(module.config, self.runner.dtype)
+        dtype = dtype or next(module.parameters()).dtype
+        shape = KVShape.of(module.config, dtype)
         num_blocks = self._num_blocks(config, shape)
+        self.runner = self._make_runner(config, dtype, num_blocks)
         slots = Slots(config.max_num_seqs, self.rules)
         tables = BlockTables(BlockPool(num_blocks, config.block_size), config.max_num_seqs)
-        self.scheduler = Scheduler(slots, tables, config.max_num_batched_tokens)
+        self.scheduler = Scheduler(slots, tables, config.max_num_batched_tokens, self.runner.window)
         self._cache_args = (shape, num_blocks, config.block_size, self.device)
         self.cache: PagedKV | None = PagedKV(*self._cache_args)
+        self._flights: deque[tuple[Batch, Flight]] = deque()
+        self._ended: list[Request] = []
+
+    def _make_runner(self, config: RolloutConfig, dtype: torch.dtype, num_blocks: int) -> BatchRunner:
+        if self.device.type != "cuda":
+            return Runner(self.module, dtype)
+        if importlib.util.find_spec("triton") is None:
+            logger.warning("Triton is not installed: rollouts decode without CUDA graphs, several times slower.")
+            return Runner(self.module, dtype)
+        from podium.engines.rollout.native.gpu.runner import GraphRunner
+
+        longest = num_blocks if self.max_model_len is None else -(-self.max_model_len // config.block_size)
+        return GraphRunner(self.module, dtype, config.max_num_seqs, min(num_blocks, longest), self.rules)
 
     def _num_blocks(self, config: RolloutConfig, shape: KVShape) -> int:
         """Pages that fit the memory allowed, but no more than could ever be used."""
         if self.device.type == "cuda":
             free, total = torch.cuda.mem_get_info(self.device)
-            budget = min(free, int(config.gpu_memory_utilization * total))
+            budget = max(0, min(free - DEVICE_RESERVE, int(config.gpu_memory_utilization * total)))
             setting = f"rollout.gpu_memory_utilization={config.gpu_memory_utilization}"
         else:
             budget = int(config.kv_cache_gb * (1 << 30))
@@ -81,25 +106,47 @@ class NativeEngine(ModuleEngine):
     def _advance(self, arrivals: list[list[Request]], aborts: list[Request]) -> list[Request]:
         scheduler = self.scheduler
         scheduler.waiting.extend(arrivals)
+        if aborts or self._paused:
+            self._land_all()
         for request in aborts:
-            scheduler.abort(request, self.version)
-        ended = [request for request in aborts if request.done]
-        if self._paused or not scheduler.has_work():
-            return ended
-        self._refuse_unusable()
-        if self.cache is None:
-            raise RolloutError("The engine sleeps, so it cannot generate; call wake() first.")
-        batch = scheduler.schedule(self.version)
-        tokens, log_probs, raw_log_probs = self.runner.run(batch, scheduler, self.cache)
-        if not np.isfinite(raw_log_probs).all():
-            self.cache = PagedKV(*self._cache_args)  # a NaN left in a page would spread to its next owner
+            if not request.done:
+                scheduler.abort(request, self.version)
+                self._ended += [request] if request.done else []
+        if not self._paused and scheduler.has_work():
+            self._refuse_unusable()
+            if self.cache is None:
+                raise RolloutError("The engine sleeps, so it cannot generate; call wake() first.")
+            batch = scheduler.schedule(self.version, may_preempt=not self._flights)
+            if batch is not None:
+                self._flights.append((batch, self.runner.launch(batch, scheduler, self.cache)))
+            if batch is None or len(self._flights) > self.runner.lookahead:
+                self._land()
+        if not scheduler.has_work():
+            self._land_all()
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _land(self) -> None:
+        """Wait for the oldest pass under way and take in its tokens."""
+        batch, flight = self._flights.popleft()
+        tokens, log_probs, raw_log_probs = flight.land()
+        given = np.arange(tokens.shape[1]) < batch.counts[:, None]
+        if not np.isfinite(raw_log_probs[given]).all():
+            self.runner.reset()
+            if self.cache is not None:
+                self.cache = PagedKV(*self._cache_args)  # a NaN left in a page would spread to its next owner
             raise RolloutError(
                 f"The model (weights version {self.version}) gave non-finite log-probs. Its weights have diverged: "
                 "lower the learning rate, or go back to an earlier checkpoint."
             )
-        return ended + scheduler.commit(batch, tokens, log_probs, raw_log_probs)
+        self._ended += self.scheduler.commit(batch, tokens, log_probs, raw_log_probs)
+
+    def _land_all(self) -> None:
+        while self._flights:
+            self._land()
 
     def _outstanding(self) -> list[Request]:
+        self._flights.clear()
         return self.scheduler.forget_all()
 
     def _has_work(self) -> bool:
@@ -108,22 +155,28 @@ class NativeEngine(ModuleEngine):
     # ---- weights and memory
 
     def _drop_computed(self) -> None:
+        self._land_all()
         self.scheduler.preempt_all()
 
     def probe(self) -> Tensor:
-        """Log-probs [P-1] of `probe_tokens()` in one packed pass of the engine's module."""
+        """Log-probs [P-1] of `probe_tokens()` in one packed pass of what the engine runs."""
         with self._lock, self._generating():
-            return self.runner.log_probs(self.probe_tokens()).float().cpu()
+            self._bring_back_weights()
+            self.runner.model.refresh()
+            return self.runner.model.log_probs(self.probe_tokens()).float().cpu()
 
     def sleep(self) -> None:
-        """Free the KV cache. Requests under way start again from what they have written, after wake()."""
+        """Free the KV cache, and the weights where they are the engine's own copy. Requests under way start again from
+        what they have written, after wake()."""
         with self._lock:
-            self.scheduler.preempt_all()
+            self._drop_computed()
             self.cache = None
+            self._put_weights_away()
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
 
     def wake(self) -> None:
         with self._lock:
+            self._bring_back_weights()
             if self.cache is None:
                 self.cache = PagedKV(*self._cache_args)

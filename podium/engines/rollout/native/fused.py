@@ -33,7 +33,7 @@ def _as_one(parts: list[nn.Parameter]) -> Tensor | None:
             return None
         place += data.numel()
     size = (sum(len(part) for part in parts), *first.shape[1:])
-    return first.new_empty(0).set_(storage, first.storage_offset(), size)
+    return torch.as_strided(first, size, first.stride(), first.storage_offset())
 
 
 def storages(module: nn.Module) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ from transformers import PretrainedConfig
 
 from podium.engines.rollout.native.blocks import IntArray
 from podium.engines.rollout.native.scheduler import Chunk
+from podium.engines.rollout.request import Array
 from podium.models.attention import PackedAttention
 
 CPU_TILE_BYTES = 3 << 20
@@ -57,18 +58,28 @@ def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
     return torch.from_numpy(raw[start : start + num_bytes]).view(dtype).view(size)
 
 
+def to_device(values: Array, device: torch.device) -> Tensor:
+    """A copy that does not make the host wait for the device."""
+    tensor = torch.from_numpy(np.ascontiguousarray(values))
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
 class PagedKV:
     """Keys and values of every layer, by page. Unwritten places are zero, so that a masked one never adds a NaN."""
 
     def __init__(self, shape: KVShape, num_blocks: int, block_size: int, device: torch.device) -> None:
         self.shape, self.num_blocks, self.block_size, self.device = shape, num_blocks, block_size, device
-        size = (2, shape.num_kv_heads, num_blocks, block_size, shape.head_dim)
-        self.layers = [_zeros(size, shape.dtype, device) for _ in range(shape.num_layers)]
+        size = (shape.num_layers, 2, shape.num_kv_heads, num_blocks, block_size, shape.head_dim)
+        self.data = _zeros(size, shape.dtype, device)
+        self.layers: list[Tensor] = list(self.data.unbind())
         self._scratch = torch.empty(0, dtype=shape.dtype, device=device)
 
     def copy_blocks(self, sources: Tensor, destinations: Tensor) -> None:
         for layer in self.layers:
             layer[:, :, destinations] = layer[:, :, sources]
+
+    def clear(self) -> None:
+        self.data.zero_()
 
     def store(self, layer_idx: int, places: Tensor, key: Tensor, value: Tensor) -> None:
         """Write key and value [Hkv, T, D] at `places` [T] (page times page size plus offset)."""
@@ -116,60 +127,79 @@ class PagedAttention:
         fresh = [chunk.tokens.size for chunk in chunks if chunk.start == 0]
         self.num_decode, self.num_fresh = num_decode, sum(fresh)
         self.packed = PackedAttention(fresh, device) if fresh else None
-        pages = torch.from_numpy(tables)
 
-        places = [pages[:num_decode].gather(1, torch.from_numpy((lengths - 1) // size)[:, None]).squeeze(1) * size]
-        places[0] += torch.from_numpy((lengths - 1) % size)
+        last = lengths - 1
+        places = [tables[np.arange(num_decode), last // size] * size + last % size]
         self.later: list[tuple[int, int, Tensor]] = []  # start, end in the prompt; its pages
-        for table, chunk in zip(pages[num_decode:], chunks, strict=True):
-            position = torch.arange(chunk.start, chunk.end)
+        for table, chunk in zip(tables[num_decode:], chunks, strict=True):
+            position = np.arange(chunk.start, chunk.end)
             places.append(table[position // size] * size + position % size)
             if chunk.start > 0:
-                self.later.append((chunk.start, chunk.end, table[: -(-chunk.end // size)].to(device)))
-        self.places = torch.cat(places).to(device)
-        self.tiles = self._cut_tiles(pages[:num_decode], torch.from_numpy(lengths))
+                self.later.append((chunk.start, chunk.end, to_device(table[: -(-chunk.end // size)], device)))
+        self.places = to_device(np.concatenate(places), device)
+        self.tiles = self._cut_tiles(tables[:num_decode], lengths)
         self._masks: dict[tuple[int, int | None], Tensor] = {}
 
-    def _cut_tiles(self, pages: Tensor, lengths: Tensor) -> list[_Tile]:
+    def _cut_tiles(self, pages: IntArray, lengths: IntArray) -> list[_Tile]:
         tiles = []
+        device = self.cache.device
         counts = (-(-lengths // self.cache.block_size)).tolist()
         start = 0
         while start < self.num_decode:
             width = counts[start]
             end = min(self.num_decode, start + self.cache.tile_rows(width))
-            blocks = pages[start:end, :width].reshape(-1).to(self.cache.device)
+            blocks = to_device(pages[start:end, :width].reshape(-1), device)
             places = width * self.cache.block_size
-            tiles.append(_Tile(start, end, blocks, lengths[start:end].to(self.cache.device), places))
+            tiles.append(_Tile(start, end, blocks, to_device(lengths[start:end], device), places))
             start = end
         return tiles
 
     def __call__(
         self, layer_idx: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
     ) -> Tensor:
+        """As the Hugging Face module calls it: [1, heads, T, D] in, [1, T, H, D] out."""
         self.cache.store(layer_idx, self.places, key[0], value[0])
-        _, heads, num_tokens, dim = query.shape
-        out = query.new_empty(num_tokens, heads, dim)
+        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+        return self.attend(layer_idx, q, k, v, scaling, window).unsqueeze(0)
+
+    def cache_of(self, layer_idx: int) -> Tensor:
+        return self.cache.layers[layer_idx]
+
+    def attend(
+        self, layer_idx: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
+    ) -> Tensor:
+        """[T, H, D] from [T, heads, D]; the new keys and values are in the cache already."""
+        if self.packed is not None and self.num_fresh == len(query):
+            return self._fresh(layer_idx, query, key, value, scaling, window)
+        out = torch.empty_like(query, memory_format=torch.contiguous_format)
         for tile in self.tiles:
-            out[tile.start : tile.end] = self._decode(layer_idx, tile, query[0], scaling, window)
+            out[tile.start : tile.end] = self._decode(layer_idx, tile, query[tile.start : tile.end], scaling, window)
         row = self.num_decode
         if self.packed is not None:
             inside = slice(row, row + self.num_fresh)
-            q, k, v = (x[:, :, inside] for x in (query, key, value))
-            out[inside] = self.packed(layer_idx, q, k, v, scaling, window)[0]
+            out[inside] = self._fresh(layer_idx, query[inside], key[inside], value[inside], scaling, window)
             row += self.num_fresh
         for start, end, blocks in self.later:
             inside = slice(row, row + end - start)
-            out[inside] = self._chunk(layer_idx, query[0, :, inside], start, end, blocks, scaling, window)
+            out[inside] = self._chunk(layer_idx, query[inside].transpose(0, 1), start, end, blocks, scaling, window)
             row += end - start
-        return out.unsqueeze(0)
+        return out
+
+    def _fresh(
+        self, layer_idx: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
+    ) -> Tensor:
+        """Whole prompts, which see only themselves."""
+        assert self.packed is not None
+        q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (query, key, value))
+        return self.packed(layer_idx, q, k, v, scaling, window).squeeze(0)
 
     def _decode(self, layer_idx: int, tile: _Tile, query: Tensor, scaling: float, window: int | None) -> Tensor:
-        """One query per sequence of the tile against its pages; [n, H, D]."""
+        """One query [n, H, D] per sequence of the tile against its pages; [n, H, D]."""
         kv_heads, dim = self.cache.shape.num_kv_heads, self.cache.shape.head_dim
         n, places = tile.end - tile.start, tile.num_places
         keys, values = self.cache.gather(layer_idx, tile.blocks).view(2, kv_heads * n, places, dim)
-        folded = (query[:, tile.start : tile.end] * scaling).to(keys.dtype)
-        folded = folded.unflatten(0, (kv_heads, -1)).transpose(1, 2).reshape(kv_heads * n, -1, dim)
+        folded = (query * scaling).to(keys.dtype)
+        folded = folded.unflatten(1, (kv_heads, -1)).transpose(0, 1).reshape(kv_heads * n, -1, dim)
         scores = torch.bmm(folded, keys.transpose(1, 2)).view(kv_heads, n, -1, places)
         scores += self._mask(tile, window)
         weights = scores.softmax(-1, dtype=torch.float32).to(values.dtype).view(kv_heads * n, -1, places)

@@ -8,7 +8,7 @@ or a module that was changed (adapters, quantized layers), runs through the Hugg
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from podium.engines.rollout.native import lean_ops
 from podium.engines.rollout.native.fused import fuse, storages
-from podium.engines.rollout.native.lean_ops import HeadNorms
+from podium.engines.rollout.native.lean_ops import HeadNorms, Rotary
 from podium.models.load import backbone
 
 LEAN_TYPES = frozenset({"llama", "qwen2", "qwen3", "mistral"})
@@ -39,6 +39,15 @@ class Plan(Protocol):
     ) -> Tensor:
         """[T, H, D] from [T, H, D] and [T, Hkv, D]; keys and values are in the cache already."""
         ...
+
+
+@runtime_checkable
+class RotatingPlan(Protocol):
+    """A plan that rotates and stores on its way, from the projections [T, H + 2·Hkv, D]."""
+
+    def rotate_and_attend(
+        self, layer_idx: int, qkv: Tensor, rotary: Rotary, norms: HeadNorms | None, scaling: float, window: int | None
+    ) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -98,7 +107,8 @@ class LeanBody:
         norms = None
         if hasattr(attention, "q_norm"):
             norms = (attention.q_norm.weight.data, attention.k_norm.weight.data, self.eps)
-        default = getattr(attention.config, "sliding_window", None) if attention.config.model_type == "mistral" else None
+        config = attention.config
+        default = getattr(config, "sliding_window", None) if config.model_type == "mistral" else None
         return _Layer(
             layer.input_layernorm.weight.data,
             fuse([linear.weight for linear in projections]),
@@ -120,14 +130,18 @@ class LeanBody:
         ops, eps, num_kv = self.ops, self.eps, self.num_kv_heads
         assert self._rotary is not None
         rotary = ops.rows_of_rotary(*self._rotary, positions)
-        x = F.embedding(ids, self.embedding)
+        fused = plan.rotate_and_attend if isinstance(plan, RotatingPlan) else None
+        x = ops.embed(ids, self.embedding)
         delta: Tensor | None = None
         for i, layer in enumerate(self.layers):
             h = ops.add_rms_norm(x, delta, layer.input_norm, eps)
             qkv = F.linear(h, layer.qkv, layer.qkv_bias).unflatten(1, (-1, self.head_dim))
-            ops.rotate_and_store(qkv, plan.places, rotary, layer.head_norms, plan.cache_of(i))
-            query, key, value = qkv.split([qkv.shape[1] - 2 * num_kv, num_kv, num_kv], dim=1)
-            mixed = plan.attend(i, query, key, value, layer.scaling, layer.window)
+            if fused is not None:
+                mixed = fused(i, qkv, rotary, layer.head_norms, layer.scaling, layer.window)
+            else:
+                ops.rotate_and_store(qkv, plan.places, rotary, layer.head_norms, plan.cache_of(i))
+                query, key, value = qkv.split([qkv.shape[1] - 2 * num_kv, num_kv, num_kv], dim=1)
+                mixed = plan.attend(i, query, key, value, layer.scaling, layer.window)
             delta = F.linear(mixed.flatten(1), layer.out, layer.out_bias)
             h = ops.add_rms_norm(x, delta, layer.post_norm, eps)
             delta = F.linear(ops.silu_mul(F.linear(h, layer.gate_up, layer.gate_up_bias)), layer.down, layer.down_bias)

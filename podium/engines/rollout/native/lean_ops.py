@@ -12,6 +12,11 @@ HeadNorms = tuple[Tensor, Tensor, float]
 """RMS norm weights [D] of queries and keys, and epsilon."""
 
 
+def embed(ids: Tensor, weight: Tensor) -> Tensor:
+    """Rows of `weight` [V, H] for `ids` [T]."""
+    return F.embedding(ids, weight)
+
+
 def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
     """x += delta (in place), then the RMS norm of x; x and delta [T, H]."""
     if delta is not None:

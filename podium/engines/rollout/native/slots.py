@@ -28,6 +28,7 @@ class Slots:
         self.version = np.zeros(num_slots, dtype=np.int64)
         self.last_token = np.zeros(num_slots, dtype=np.int64)
         self.num_written = np.zeros(num_slots, dtype=np.int64)
+        self.planned = np.zeros(num_slots, dtype=np.int64)  # written, or on its way from the device
         self.max_tokens = np.zeros(num_slots, dtype=np.int64)
         self.rule = np.zeros(num_slots, dtype=np.int64)
         self.seed = np.zeros(num_slots, dtype=np.int64)
@@ -43,6 +44,10 @@ class Slots:
 
     def free_slots(self) -> Array:
         return np.flatnonzero(self.state == FREE)
+
+    def decoding(self) -> Array:
+        """The slots that have tokens left to write beside those on their way."""
+        return np.flatnonzero((self.state == DECODE) & (self.planned < self.max_tokens))
 
     def place(self, slots: Array, requests: list[Request], version: int) -> None:
         """Put requests of one prompt (and so of one kind of sampling) into free slots."""
@@ -63,6 +68,7 @@ class Slots:
             self.requests[slot] = request
             if request.written is not None:
                 self._restore(slot, request.written)
+        self.planned[slots] = self.num_written[slots]
 
     def _restore(self, slot: int, written: Written) -> None:
         count = written.token_ids.size
@@ -90,29 +96,38 @@ class Slots:
         return request
 
     def record(
-        self, slots: Array, tokens: Array, log_probs: Array, raw_log_probs: Array
+        self, slots: Array, tokens: Array, log_probs: Array, raw_log_probs: Array, counts: Array | int = 1
     ) -> list[tuple[int, Completion]]:
-        """Append a token to each slot; the slots that end with it, and what they wrote."""
-        column = self.num_written[slots]
-        self.tokens[slots, column] = tokens
-        self.log_probs[slots, column] = log_probs
-        self.raw_log_probs[slots, column] = raw_log_probs
-        self.num_written[slots] = column + 1
-        self.last_token[slots] = tokens
-        self.state[slots] = DECODE
+        """Append up to `counts` of the tokens [n, steps] to each slot; the slots that end, and what they wrote.
 
-        meaning = self.rules.table[self.rule[slots], tokens]
-        for row in np.flatnonzero(meaning == MAY_COMPLETE).tolist():
-            meaning[row] = IS_STOP if self._completes_stop(int(slots[row])) else 0
-        ends = np.flatnonzero((meaning > 0) | (column + 1 >= self.max_tokens[slots]))
+        What follows the token that ends a response is dropped.
+        """
+        step = np.arange(tokens.shape[1])
+        given = step < np.broadcast_to(counts, slots.shape)[:, None]
+        start = self.num_written[slots]
+        columns = start[:, None] + step
+        row, column = np.broadcast_to(slots[:, None], columns.shape)[given], columns[given]
+        self.tokens[row, column] = tokens[given]
+        self.log_probs[row, column] = log_probs[given]
+        self.raw_log_probs[row, column] = raw_log_probs[given]
+
+        meaning = self.rules.table[self.rule[slots][:, None], tokens]
+        for r, j in np.argwhere((meaning == MAY_COMPLETE) & given).tolist():
+            meaning[r, j] = IS_STOP if self._completes_stop(int(slots[r]), int(columns[r, j]) + 1) else 0
+        ends = given & ((meaning > 0) | (columns + 1 >= self.max_tokens[slots][:, None]))
+        has_end, first_end = ends.any(axis=1), ends.argmax(axis=1)
+        self.num_written[slots] = start + np.where(has_end, first_end + 1, counts)
+        self.last_token[slots] = self.tokens[slots, self.num_written[slots] - 1]
+
         reasons = {IS_EOS: StopReason.EOS, IS_STOP: StopReason.STOP}
+        ended = np.flatnonzero(has_end)
         return [
             (slot, self.written(slot).completion(reasons.get(code, StopReason.LENGTH)))
-            for slot, code in zip(slots[ends].tolist(), meaning[ends].tolist(), strict=True)
+            for slot, code in zip(slots[ended].tolist(), meaning[ended, first_end[ended]].tolist(), strict=True)
         ]
 
-    def _completes_stop(self, slot: int) -> bool:
-        rule, end = int(self.rule[slot]), int(self.num_written[slot])
+    def _completes_stop(self, slot: int, end: int) -> bool:
+        rule = int(self.rule[slot])
         start = max(0, end - self.rules.tail_tokens(rule))
         return self.rules.completes(rule, self.tokens[slot, start:end])
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import os
 import resource
 from typing import Any
 
@@ -16,6 +17,8 @@ from podium.engines.rollout.native.kv import KVShape
 from podium.errors import ConfigError, RolloutError
 
 EOS = 1
+GREEDY_PROMPTS = int(os.environ.get("PODIUM_GREEDY_PROMPTS", "20"))
+"""Prompts per model family that are compared with transformers."""
 
 
 def small(**overrides: Any) -> RolloutConfig:
@@ -33,23 +36,13 @@ def tokens_of(completions: list[list[Completion]]) -> list[list[list[int]]]:
     return [[completion.token_ids for completion in group] for group in completions]
 
 
-@torch.no_grad()
-def transformers_greedy(model: PreTrainedModel, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
-    """Left-padded, so that one call answers all prompts."""
-    width = max(map(len, prompts))
-    ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
-    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    generate: Any = model.generate
-    rows = generate(ids, attention_mask=mask, max_new_tokens=max_tokens, do_sample=False, pad_token_id=0)[:, width:]
-    return [row[: row.index(EOS) + 1] if EOS in row else row for row in rows.tolist()]
-
-
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral"])
-def test_greedy_output_is_that_of_transformers(family: str, make_lm: Any, random_prompts: Any) -> None:
-    extra = {"sliding_window": 7} if family == "mistral" else {}
-    prompts = random_prompts(40, longest=50)
-    reference = transformers_greedy(make_lm(family, **extra), prompts, 16)
-    engine = NativeEngine(make_lm(family, **extra), small())
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral", "gemma", "gemma3", "phi", "phi3", "granite"])
+def test_greedy_output_is_that_of_transformers(
+    family: str, make_lm: Any, random_prompts: Any, transformers_greedy: Any
+) -> None:
+    prompts = random_prompts(GREEDY_PROMPTS, longest=50)
+    reference = transformers_greedy(make_lm(family), prompts, 16)
+    engine = NativeEngine(make_lm(family), small())
     completions = engine.generate(prompts, SamplingParams(max_tokens=16, temperature=0.0))
     assert [group[0] for group in tokens_of(completions)] == reference
     for group in completions:

@@ -19,10 +19,12 @@ EOS = 0
 WATCHED = Watched(lambda: None, lambda request: None)
 
 
-def make_scheduler(num_slots: int = 16, num_blocks: int = 64, budget: int = 64, block_size: int = 4) -> Scheduler:
+def make_scheduler(
+    num_slots: int = 16, num_blocks: int = 64, budget: int = 64, block_size: int = 4, window: int = 1
+) -> Scheduler:
     rules = StopRules(vocab_size=10, eos_token_ids=(EOS,), tokenizer=None)
     tables = BlockTables(BlockPool(num_blocks, block_size), num_slots)
-    return Scheduler(Slots(num_slots, rules), tables, budget)
+    return Scheduler(Slots(num_slots, rules), tables, budget, window)
 
 
 def make_group(prompt_tokens: int, n: int = 1, max_tokens: int = 4) -> list[Request]:
@@ -33,10 +35,14 @@ def make_group(prompt_tokens: int, n: int = 1, max_tokens: int = 4) -> list[Requ
 def run(scheduler: Scheduler, token: int = 5) -> Batch:
     """One pass in which everybody writes `token`."""
     batch = scheduler.schedule(version=1)
-    assert batch.num_tokens <= scheduler.max_num_batched_tokens
-    due = batch.sampling_slots().size
-    scheduler.commit(batch, np.full(due, token), np.zeros(due, np.float32), np.zeros(due, np.float32))
+    assert batch is not None and batch.num_tokens <= scheduler.max_num_batched_tokens
+    commit(scheduler, batch, token)
     return batch
+
+
+def commit(scheduler: Scheduler, batch: Batch, token: int = 5) -> list[Request]:
+    zeros = np.zeros((batch.sampling_slots().size, batch.steps), np.float32)
+    return scheduler.commit(batch, np.full(zeros.shape, token), zeros, zeros)
 
 
 def test_samples_of_a_prompt_compute_it_once_and_share_its_pages() -> None:
@@ -122,6 +128,57 @@ def test_aborting_one_of_a_group_whose_prompt_is_under_way_leaves_the_others() -
     assert scheduler.tables.pool.num_free == scheduler.tables.pool.num_blocks
 
 
+def test_a_window_gives_prompts_passes_of_their_own_and_decodes_several_tokens_in_one() -> None:
+    scheduler = make_scheduler(window=8)
+    scheduler.waiting.extend([make_group(5, max_tokens=20), make_group(3, max_tokens=4)])
+    assert [(b.decode.size, len(b.chunks)) for b in [run(scheduler)]] == [(0, 2)]
+    scheduler.waiting.append(make_group(7, max_tokens=20))
+    assert [(b.decode.size, len(b.chunks)) for b in [run(scheduler)]] == [(0, 1)]
+    batch = run(scheduler)
+    assert batch.steps == 8 and sorted(batch.counts.tolist()) == [3, 8, 8], "nobody writes past its limit"
+    lengths = scheduler.tables.lengths
+    assert sorted(lengths[lengths > 0].tolist()) == [5 + 8, 7 + 8]
+
+
+def test_the_next_pass_is_planned_before_the_last_ones_tokens_are_known() -> None:
+    scheduler = make_scheduler(window=4)
+    group = make_group(6, n=2, max_tokens=9)
+    scheduler.waiting.append(list(group))
+    passes = []
+    while (batch := scheduler.schedule(version=1)) is not None:
+        passes.append(batch)
+    assert [(b.steps, b.first.tolist()) for b in passes] == [(1, [0, 0]), (4, [1, 1]), (4, [5, 5])]
+    for batch in passes:
+        commit(scheduler, batch)
+    assert [request.result().token_ids for request in group] == [[5] * 9] * 2
+    assert scheduler.tables.pool.num_free == scheduler.tables.pool.num_blocks
+
+
+def test_what_was_planned_for_a_sequence_that_ended_is_dropped_even_if_its_slot_has_a_new_owner() -> None:
+    scheduler = make_scheduler(num_slots=1, window=4)
+    old, new = make_group(3, max_tokens=30), make_group(3, max_tokens=30)
+    scheduler.waiting.append(list(old))
+    run(scheduler)
+    first, second = scheduler.schedule(1), scheduler.schedule(1)
+    assert first is not None and second is not None
+    assert commit(scheduler, first, token=EOS) == old and old[0].result().token_ids == [5, EOS]
+    scheduler.waiting.append(list(new))
+    run(scheduler)
+    assert commit(scheduler, second, token=7) == []
+    assert scheduler.slots.written(0).token_ids.tolist() == [5]
+
+
+def test_scarce_pages_shorten_the_window_before_they_push_anyone_out() -> None:
+    scheduler = make_scheduler(num_blocks=7, block_size=4, window=8)
+    scheduler.waiting.extend([make_group(8, max_tokens=12), make_group(8, max_tokens=12)])
+    run(scheduler)
+    batch = scheduler.schedule(1, may_preempt=False)
+    assert batch is not None and batch.steps == 4 and scheduler.num_preempted == 0
+    commit(scheduler, batch)
+    scheduler.tables.pool.allocate(scheduler.tables.pool.num_free)
+    assert scheduler.schedule(1, may_preempt=False) is None, "passes under way must land before anyone is pushed out"
+
+
 ACTIONS = st.one_of(
     st.tuples(st.just("submit"), st.integers(1, 20), st.integers(1, 5), st.integers(1, 12)),
     st.tuples(st.just("step"), st.integers(0, 9)),
@@ -132,11 +189,11 @@ ACTIONS = st.one_of(
 
 
 @settings(max_examples=80, deadline=None)
-@given(st.lists(ACTIONS, min_size=10, max_size=60), st.integers(8, 20), st.integers(6, 40))
+@given(st.lists(ACTIONS, min_size=10, max_size=60), st.integers(8, 20), st.integers(6, 40), st.sampled_from([1, 3, 8]))
 def test_every_request_ends_once_and_every_page_comes_back(
-    actions: list[tuple[str | int, ...]], num_blocks: int, budget: int
+    actions: list[tuple[str | int, ...]], num_blocks: int, budget: int, window: int
 ) -> None:
-    scheduler = make_scheduler(num_slots=6, num_blocks=num_blocks, budget=budget)
+    scheduler = make_scheduler(num_slots=6, num_blocks=num_blocks, budget=budget, window=window)
     requests: list[Request] = []
     for name, *numbers in actions:
         values = [int(number) for number in numbers]

@@ -30,8 +30,8 @@ def draw_tokens(
     stretches = triton.cdiv(vocab_size, STRETCH)
     parts = torch.empty(3, rows, stretches, dtype=torch.float32, device=logits.device)
     likeliest = torch.empty(rows, stretches, dtype=torch.int32, device=logits.device)
-    tokens = torch.zeros(rows, dtype=torch.int64, device=logits.device)
-    log_probs = torch.zeros(2, rows, dtype=torch.float32, device=logits.device)
+    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    log_probs = torch.empty(2, rows, dtype=torch.float32, device=logits.device)
     shared = (logits, source, slots, lengths, temperature)
     _sum_stretches[(rows, stretches)](
         *shared, parts, likeliest, vocab_size, logits.stride(0), parts.stride(0), STRETCH=STRETCH, num_warps=8

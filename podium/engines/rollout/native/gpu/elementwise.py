@@ -1,8 +1,8 @@
 # mypy: ignore-errors
 """The small kernels between the matrix products of a step, each one pass over its data.
 
-Residual add + RMS norm, rotary embedding + KV store, gated activation. Roundings are those of the Hugging Face modules:
-sums in float32, results in the model's own type. Nothing here knows of sequences or pages beyond a place per token.
+Embedding, residual add + RMS norm, rotary embedding + KV store, gated activation, copies of KV pages. Roundings are
+those of the Hugging Face modules: sums in float32, results in the model's own type. Nothing here knows of sequences.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _add_rms_norm(x_ptr, delta_ptr, weight_ptr, out_ptr, eps, width, HAS_DELTA: 
 
 
 def rows_of_rotary(cos: Tensor, sin: Tensor, positions: Tensor) -> Rotary:
-    """The tables [positions, D / 2] float32 made ready for tokens at `positions` [T]: each program reads its own row."""
+    """The tables [positions, D / 2] made ready for tokens at `positions` [T]: each program reads its own row."""
     return cos, sin, positions
 
 
@@ -209,3 +209,38 @@ def _silu_mul(gate_up_ptr, out_ptr, width, BLOCK: tl.constexpr):
     wide = gate.to(tl.float32)
     activated = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype).to(tl.float32)
     tl.store(out_ptr + row * width + cols, (activated * up.to(tl.float32)).to(gate.dtype), mask=inside)
+
+
+def copy_pages(layers: Tensor, sources: Tensor, destinations: Tensor) -> None:
+    """Copy pages [n] to pages [n] in every layer of [L, 2, Hkv, pages, page size, D]."""
+    planes = layers.shape[0] * layers.shape[1] * layers.shape[2]
+    size = layers.shape[4] * layers.shape[5]
+    _copy_pages[(len(sources), planes)](
+        layers, sources, destinations, layers.stride(2), SIZE=size, BLOCK=triton.next_power_of_2(size), num_warps=4
+    )
+
+
+@triton.jit
+def _copy_pages(layers_ptr, sources_ptr, destinations_ptr, plane, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    source = tl.load(sources_ptr + tl.program_id(0))
+    destination = tl.load(destinations_ptr + tl.program_id(0))
+    here = layers_ptr + tl.program_id(1).to(tl.int64) * plane + tl.arange(0, BLOCK)
+    inside = tl.arange(0, BLOCK) < SIZE
+    tl.store(here + destination * SIZE, tl.load(here + source * SIZE, mask=inside), mask=inside)
+
+
+def embed(ids: Tensor, weight: Tensor) -> Tensor:
+    """Rows of `weight` [V, H] for `ids` [T]."""
+    width = weight.shape[1]
+    out = weight.new_empty(len(ids), width)
+    _embed[(len(ids),)](ids, weight, out, width, BLOCK=triton.next_power_of_2(width), num_warps=4)
+    return out
+
+
+@triton.jit
+def _embed(ids_ptr, weight_ptr, out_ptr, width, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, BLOCK)
+    inside = cols < width
+    token = tl.load(ids_ptr + row)
+    tl.store(out_ptr + row * width + cols, tl.load(weight_ptr + token * width + cols, mask=inside), mask=inside)

@@ -2,18 +2,26 @@
 """Attention of one new token per sequence over its KV pages, split along the sequence.
 
 One program serves the query heads of one KV head (as the rows of one tile) over one part of one sequence, so each key
-and value is read once. Parts are put together by a second kernel through their log-sums. A sequence of length 0 costs
-nothing. Prompts do not come here: they go through packed attention.
+and value is read once. Parts are put together by a second kernel through their log-sums. Where the projections come
+unrotated, the program of the last part also rotates the new key, stores it with its value, and starts from them. A
+sequence of length 0 costs nothing. Prompts do not come here: they go through packed attention.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from podium.engines.rollout.native.lean_ops import HeadNorms, Rotary
+
 MAX_SPLITS = 16
+
+Tiling = tuple[int, int, int]
+"""Tokens read at once, warps, and stages of the pipeline."""
 
 
 def choose_splits(num_rows: int, num_kv_heads: int, num_processors: int) -> int:
@@ -24,76 +32,127 @@ def choose_splits(num_rows: int, num_kv_heads: int, num_processors: int) -> int:
     return splits
 
 
+def choose_tiling(dim: int, itemsize: int) -> Tiling:
+    """The fastest of a sweep on an H200 (14/2 heads of 64: 2.8 TB/s; 16/8 of 128: 4.2 TB/s); wide heads must fit."""
+    if dim * itemsize <= 128:
+        return 64, 2, 5
+    return (64, 4, 5) if dim * itemsize <= 512 else (32, 4, 3)
+
+
+@dataclass(frozen=True)
+class Pages:
+    """A layer's cache and who is where in it."""
+
+    cache: Tensor  # [2, Hkv, pages, page size, D]
+    table: Tensor  # [slots, width] int32
+    slots: Tensor  # [B]
+    lengths: Tensor  # [slots], the new token counted
+    splits: int
+
+
 def paged_attention(
-    query: Tensor,  # [B, H, D], any strides but the last
-    cache: Tensor,  # [2, Hkv, pages, page size, D]
-    table: Tensor,  # [slots, width] int32
-    slots: Tensor,  # [B]
-    lengths: Tensor,  # [slots], the new token counted
+    query: Tensor, pages: Pages, scaling: float, window: int | None, tiling: Tiling | None = None
+) -> Tensor:
+    """[B, H, D] of `query` [B, H, D], any strides but the last; the new token is in the cache. A row of length 0 gets
+    zeros."""
+    return _launch(query, query.shape[1], pages, scaling, window, None, None, tiling)
+
+
+def rotate_and_attend(
+    qkv: Tensor,  # [B, H + 2·Hkv, D]
+    pages: Pages,
+    rotary: Rotary,
+    norms: HeadNorms | None,
     scaling: float,
     window: int | None,
-    splits: int,
-    block: int = 64,
-    warps: int = 4,
-    stages: int = 3,
+    tiling: Tiling | None = None,
 ) -> Tensor:
-    """[B, H, D]; a row of length 0 gets zeros."""
-    rows, heads, dim = query.shape
-    num_kv, page_size = cache.shape[1], cache.shape[3]
-    group = heads // num_kv
-    out = query.new_empty(rows, heads, dim)
-    if splits == 1:
-        parts, sums = out, out
-    else:
-        parts = query.new_empty(rows, heads, splits, dim, dtype=torch.float32)
-        sums = query.new_empty(rows, heads, splits, dtype=torch.float32)
-    padded = triton.next_power_of_2(dim)
-    _attend[(rows, num_kv, splits)](
-        query,
+    """[B, H, D]; the new keys, rotated (and normed), and values are stored on the way."""
+    num_heads = qkv.shape[1] - 2 * pages.cache.shape[1]
+    return _launch(qkv, num_heads, pages, scaling, window, rotary, norms, tiling)
+
+
+def _launch(
+    rows: Tensor,
+    num_heads: int,
+    pages: Pages,
+    scaling: float,
+    window: int | None,
+    rotary: Rotary | None,
+    norms: HeadNorms | None,
+    tiling: Tiling | None,
+) -> Tensor:
+    count, dim, cache, splits = rows.shape[0], rows.shape[2], pages.cache, pages.splits
+    block, warps, stages = tiling or choose_tiling(dim, cache.element_size())
+    num_kv, group = cache.shape[1], num_heads // cache.shape[1]
+    out = rows.new_empty(count, num_heads, dim)
+    parts, sums = out, out
+    if splits > 1:
+        parts = rows.new_empty(count, num_heads, splits, dim, dtype=torch.float32)
+        sums = rows.new_empty(count, num_heads, splits, dtype=torch.float32)
+    cos, sin, _ = rotary or (rows, rows, rows)
+    query_norm, key_norm, eps = norms or (rows, rows, 0.0)
+    padded = max(16, triton.next_power_of_2(dim))
+    _attend[(count, num_kv, splits)](
+        rows,
         cache,
-        table,
-        slots,
-        lengths,
+        pages.table,
+        pages.slots,
+        pages.lengths,
+        cos,
+        sin,
+        query_norm,
+        key_norm,
         parts,
         sums,
         scaling * 1.4426950408889634,  # to powers of two
         window if window is not None else 1 << 30,
-        query.stride(0),
-        query.stride(1),
+        eps,
+        rows.stride(0),
+        rows.stride(1),
         cache.stride(0),
         cache.stride(1),
-        table.stride(0),
+        pages.table.stride(0),
+        ROTATES=rotary is not None,
+        NORMS=norms is not None,
         GROUP=group,
         ROWS=max(16, triton.next_power_of_2(group)),
         DIM=dim,
         PADDED=padded,
-        PAGE=page_size,
+        PAGE=cache.shape[3],
         BLOCK=block,
         SPLITS=splits,
         num_warps=warps,
         num_stages=stages,
     )
     if splits > 1:
-        _combine[(rows, heads)](parts, sums, out, DIM=dim, PADDED=padded, SPLITS=splits, num_warps=1)
+        _combine[(count, num_heads)](parts, sums, out, DIM=dim, PADDED=padded, SPLITS=splits, num_warps=1)
     return out
 
 
 @triton.jit
 def _attend(
-    query_ptr,
+    rows_ptr,
     cache_ptr,
     table_ptr,
     slots_ptr,
     lengths_ptr,
+    cos_ptr,
+    sin_ptr,
+    query_norm_ptr,
+    key_norm_ptr,
     out_ptr,
     sums_ptr,
     scale,
     window,
-    query_row,
-    query_head,
+    eps,
+    row_stride,
+    row_head,
     value_stride,
     head_stride,
     table_row,
+    ROTATES: tl.constexpr,
+    NORMS: tl.constexpr,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     DIM: tl.constexpr,
@@ -103,27 +162,64 @@ def _attend(
     SPLITS: tl.constexpr,
 ):
     row, kv_head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    num_kv = tl.num_programs(1)
     slot = tl.load(slots_ptr + row)
     length = tl.load(lengths_ptr + slot).to(tl.int32)
     member = tl.arange(0, ROWS)
     cols = tl.arange(0, PADDED)
     head = kv_head * GROUP + member
-    inside = (member < GROUP)[:, None] & (cols < DIM)[None, :]
-    query = tl.load(query_ptr + row * query_row + head[:, None] * query_head + cols[None, :], mask=inside, other=0.0)
-
-    first = tl.maximum(length - window, 0)
-    share = tl.cdiv(tl.cdiv(length - first, SPLITS), BLOCK) * BLOCK
-    start = first + split * share
-    end = tl.minimum(start + share, length)
-
+    dtype = cache_ptr.dtype.element_ty
+    rows_ptr += row * row_stride
+    table_ptr += slot * table_row
     keys_ptr = cache_ptr + kv_head.to(tl.int64) * head_stride
     values_ptr = keys_ptr + value_stride
-    table_ptr += slot * table_row
-    dtype = cache_ptr.dtype.element_ty
-    query = query.to(dtype)
+    is_query = member < GROUP
     highest = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     mixed = tl.zeros([ROWS, PADDED], tl.float32)
+    if ROTATES:
+        past = tl.maximum(length - 1, 0)
+        angle = (past * (DIM // 2)).to(tl.int64)
+        key_head = num_kv * GROUP + kv_head + tl.zeros([1], tl.int32)
+        one = tl.zeros([1], tl.int32) == 0
+        query = _rotated(
+            rows_ptr,
+            row_head,
+            head,
+            is_query,
+            cos_ptr + angle,
+            sin_ptr + angle,
+            query_norm_ptr,
+            eps,
+            NORMS,
+            DIM,
+            PADDED,
+        )
+        key = _rotated(
+            rows_ptr, row_head, key_head, one, cos_ptr + angle, sin_ptr + angle, key_norm_ptr, eps, NORMS, DIM, PADDED
+        )
+        value_ptr = rows_ptr + (num_kv * GROUP + num_kv + kv_head) * row_head
+        value = tl.load(value_ptr + cols, mask=cols < DIM, other=0.0)[None, :]
+        owns = (split == SPLITS - 1) & (length > 0)
+        new_page = tl.load(table_ptr + past // PAGE).to(tl.int64)
+        new_place = ((new_page * PAGE + past % PAGE) * DIM + cols)[None, :]
+        kept = (cols < DIM)[None, :] & owns
+        tl.store(keys_ptr + new_place, key.to(dtype), mask=kept)
+        tl.store(values_ptr + new_place, value.to(dtype), mask=kept)
+        score = tl.sum(query.to(tl.float32) * key.to(tl.float32), axis=1) * scale
+        highest = tl.where(owns, score, highest)
+        total = tl.where(owns, 1.0, total)
+        mixed = tl.where(owns, mixed + value.to(tl.float32), mixed)
+    else:
+        past = length
+        inside = is_query[:, None] & (cols < DIM)[None, :]
+        query = tl.load(rows_ptr + head[:, None] * row_head + cols[None, :], mask=inside, other=0.0)
+    query = query.to(dtype)
+
+    first = tl.minimum(tl.maximum(length - window, 0), past)
+    share = tl.cdiv(tl.cdiv(past - first, SPLITS), BLOCK) * BLOCK
+    start = first + split * share
+    end = tl.minimum(start + share, past)
     for begin in tl.range(start, end, BLOCK):
         place = begin + tl.arange(0, BLOCK)
         seen = place < end
@@ -143,15 +239,51 @@ def _attend(
 
     safe = tl.where(total > 0, total, 1.0)
     mixed = mixed / safe[:, None]
-    num_heads = tl.num_programs(1) * GROUP
+    here = row * num_kv * GROUP + head
+    written = is_query[:, None] & (cols < DIM)[None, :]
     if SPLITS == 1:
-        here = out_ptr + (row * num_heads + head)[:, None] * DIM + cols[None, :]
-        tl.store(here, mixed.to(out_ptr.dtype.element_ty), mask=inside)
+        tl.store(out_ptr + here[:, None] * DIM + cols[None, :], mixed.to(out_ptr.dtype.element_ty), mask=written)
     else:
-        part = (row * num_heads + head) * SPLITS + split
-        tl.store(out_ptr + part[:, None] * DIM + cols[None, :], mixed, mask=inside)
+        part = here * SPLITS + split
+        tl.store(out_ptr + part[:, None] * DIM + cols[None, :], mixed, mask=written)
         log_total = tl.where(total > 0, highest + tl.log2(safe), float("-inf"))
-        tl.store(sums_ptr + part, log_total, mask=member < GROUP)
+        tl.store(sums_ptr + part, log_total, mask=is_query)
+
+
+@triton.jit
+def _rotated(
+    rows_ptr,
+    row_head,
+    head,
+    exists,
+    cos_ptr,
+    sin_ptr,
+    norm_ptr,
+    eps,
+    NORMS: tl.constexpr,
+    DIM: tl.constexpr,
+    PADDED: tl.constexpr,
+):
+    """Heads [n, DIM] of one token, normed where NORMS, then rotated; in their own type."""
+    cols = tl.arange(0, PADDED)
+    in_dim = cols < DIM
+    is_low = cols < DIM // 2
+    partner = tl.where(is_low, cols + DIM // 2, cols - DIM // 2)
+    mask = exists[:, None] & in_dim[None, :]
+    own = tl.load(rows_ptr + head[:, None] * row_head + cols[None, :], mask=mask, other=0.0)
+    other = tl.load(rows_ptr + head[:, None] * row_head + partner[None, :], mask=mask, other=0.0)
+    dtype = own.dtype
+    own, other = own.to(tl.float32), other.to(tl.float32)
+    if NORMS:
+        scale = tl.rsqrt(tl.sum(own * own, axis=1) / DIM + eps)[:, None]
+        for_own = tl.load(norm_ptr + cols, mask=in_dim, other=0.0).to(tl.float32)[None, :]
+        for_other = tl.load(norm_ptr + partner, mask=in_dim, other=0.0).to(tl.float32)[None, :]
+        own = ((own * scale).to(dtype).to(tl.float32) * for_own).to(dtype).to(tl.float32)
+        other = ((other * scale).to(dtype).to(tl.float32) * for_other).to(dtype).to(tl.float32)
+    angle = tl.where(is_low, cols, partner)
+    cos = tl.load(cos_ptr + angle, mask=in_dim, other=0.0)[None, :]
+    sin = tl.load(sin_ptr + angle, mask=in_dim, other=0.0)[None, :]
+    return (own * cos + other * tl.where(is_low[None, :], -sin, sin)).to(dtype)
 
 
 @triton.jit
@@ -168,21 +300,3 @@ def _combine(parts_ptr, sums_ptr, out_ptr, DIM: tl.constexpr, PADDED: tl.constex
     )
     mixed = tl.sum(parts * weights[:, None], axis=0) / tl.where(total > 0, total, 1.0)
     tl.store(out_ptr + here * DIM + cols, mixed.to(out_ptr.dtype.element_ty), mask=cols < DIM)
-
-
-def copy_pages(layers: Tensor, sources: Tensor, destinations: Tensor) -> None:
-    """Copy pages [n] to pages [n] in every layer of [L, 2, Hkv, pages, page size, D]."""
-    planes = layers.shape[0] * layers.shape[1] * layers.shape[2]
-    size = layers.shape[4] * layers.shape[5]
-    _copy_pages[(len(sources), planes)](
-        layers, sources, destinations, layers.stride(2), SIZE=size, BLOCK=triton.next_power_of_2(size), num_warps=4
-    )
-
-
-@triton.jit
-def _copy_pages(layers_ptr, sources_ptr, destinations_ptr, plane, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    source = tl.load(sources_ptr + tl.program_id(0))
-    destination = tl.load(destinations_ptr + tl.program_id(0))
-    here = layers_ptr + tl.program_id(1).to(tl.int64) * plane + tl.arange(0, BLOCK)
-    inside = tl.arange(0, BLOCK) < SIZE
-    tl.store(here + destination * SIZE, tl.load(here + source * SIZE, mask=inside), mask=inside)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from podium.engines.rollout.native.blocks import BlockTables, IntArray
 from podium.engines.rollout.native.gpu.advance import read_inputs, record_tokens
+from podium.engines.rollout.native.kv import to_device
 from podium.engines.rollout.native.slots import Slots
 from podium.engines.rollout.request import Array
 
@@ -23,12 +24,6 @@ RING = 64
 
 _INTEGERS = ("lengths", "last_token", "written", "max_tokens", "seed", "sample", "rule", "top_k")
 _FLOATS = ("temperature", "top_p", "min_p")
-
-
-def to_device(values: Array, device: torch.device) -> Tensor:
-    """A copy that does not make the host wait for the device."""
-    tensor = torch.from_numpy(np.ascontiguousarray(values))
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 @dataclass(frozen=True)
@@ -66,6 +61,11 @@ class DeviceState:
         self._ring_tokens = torch.zeros(num_slots + 1, RING, dtype=torch.int64, device=device)
         self._ring_log_probs = torch.zeros(2, num_slots + 1, RING, dtype=torch.float32, device=device)
 
+    def clear(self) -> None:
+        """No slot runs, and nothing was drawn."""
+        for kept in (self._integers, self._ring_tokens, self._ring_log_probs):
+            kept.zero_()
+
     # ---- from the host
 
     def place(self, slots: Slots, members: IntArray, prompt_tokens: IntArray) -> None:
@@ -102,9 +102,20 @@ class DeviceState:
         return read_inputs(rows, known["lengths"], known["last_token"], self.table, page_size)
 
     def record(self, rows: Tensor, tokens: Tensor, log_probs: Tensor, raw_log_probs: Tensor) -> None:
-        moving = (self.integers[name] for name in ("lengths", "last_token", "written", "max_tokens", "rule"))
-        ring = (self._ring_tokens, self._ring_log_probs[0], self._ring_log_probs[1])
-        record_tokens(tokens, log_probs, raw_log_probs, rows, *moving, self.rules, ring)
+        known = self.integers
+        record_tokens(
+            tokens,
+            log_probs,
+            raw_log_probs,
+            rows,
+            known["lengths"],
+            known["last_token"],
+            known["written"],
+            known["max_tokens"],
+            known["rule"],
+            self.rules,
+            (self._ring_tokens, self._ring_log_probs[0], self._ring_log_probs[1]),
+        )
 
     def snapshot(self) -> Snapshot:
         if self.device.type != "cuda":

@@ -1,0 +1,109 @@
+"""The model from token ids to hidden states and logits, the way the engine runs it.
+
+Lean where the family allows (lean.py), else the Hugging Face module itself with the engine's attention plan; both read
+the parameters of the one module. Nothing here samples.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from podium.engines.rollout.native import lean_ops
+from podium.engines.rollout.native.fused import storages
+from podium.engines.rollout.native.lean import LeanBody, Plan, is_lean
+from podium.models.attention import PackedAttention
+from podium.models.load import LogitTransform, backbone, logit_transform, output_head
+
+
+class ModuleBody:
+    """The Hugging Face module's own forward pass over packed tokens."""
+
+    def __init__(self, module: PreTrainedModel) -> None:
+        self.module = module
+        self.refresh()
+
+    def refresh(self) -> None:
+        self._storages = storages(self.module)
+
+    def is_current(self) -> bool:
+        return storages(self.module) == self._storages
+
+    def __call__(self, ids: Tensor, positions: Tensor, plan: Any) -> Tensor:
+        """Last hidden states [T, hidden] of packed tokens [T]."""
+        out = backbone(self.module)(
+            input_ids=ids[None], position_ids=positions[None], attention_plan=plan, use_cache=False
+        )
+        hidden: Tensor = out.last_hidden_state[0]
+        return hidden
+
+
+class Model:
+    """Body and head of `module`, computing in `dtype`."""
+
+    def __init__(self, module: PreTrainedModel, dtype: torch.dtype, ops: Any = lean_ops) -> None:
+        self.module, self.dtype = module, dtype
+        self.device = next(module.parameters()).device
+        self.body = LeanBody(module, ops) if is_lean(module, dtype) else ModuleBody(module)
+        self.head, self.transform = output_head(module), logit_transform(module)
+        self.vocab_size = self.head.out_features
+        self._casts = next(module.parameters()).dtype != dtype
+
+    def refresh(self) -> bool:
+        """Follow the parameters where they went; True when they had moved."""
+        if self.body.is_current():
+            return False
+        self.body.refresh()
+        return True
+
+    def hidden(self, ids: Tensor, positions: Tensor, plan: Plan) -> Tensor:
+        with self._autocast():
+            return self.body(ids, positions, plan)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[n, V] as the head gives them, in its type; a family's own transform is applied in float32."""
+        with self._autocast():
+            logits = F.linear(hidden, self.head.weight, self.head.bias)
+        return logits if self.transform == LogitTransform() else self.transform(logits.float())
+
+    @torch.no_grad()
+    def log_probs(self, tokens: list[int]) -> Tensor:
+        """Log-probs [P-1] of tokens 1 to P-1, each given those before it."""
+        ids = torch.tensor(tokens, device=self.device)
+        positions = torch.arange(len(tokens), device=self.device)
+        hidden = self.hidden(ids, positions, Uncached(len(tokens), self.module, self.device, self.dtype))
+        log_probs = self.logits(hidden[:-1]).float().log_softmax(-1)
+        return log_probs.gather(1, ids[1:, None]).squeeze(1)
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        return torch.autocast(self.device.type, dtype=self.dtype) if self._casts else nullcontext()
+
+
+class Uncached:
+    """The plan of one sequence that leaves nothing behind."""
+
+    def __init__(self, length: int, module: PreTrainedModel, device: torch.device, dtype: torch.dtype) -> None:
+        text: Any = module.config.get_text_config()
+        num_kv = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+        self.packed = PackedAttention([length], device)
+        self.places = torch.full((length,), -1, device=device)
+        self._cache = torch.empty(2, num_kv, 0, 1, 1, device=device, dtype=dtype)
+
+    def cache_of(self, layer_idx: int) -> Tensor:
+        return self._cache
+
+    def attend(
+        self, layer_idx: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
+    ) -> Tensor:
+        q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (query, key, value))
+        return self.packed(layer_idx, q, k, v, scaling, window).squeeze(0)
+
+    def __call__(
+        self, layer_idx: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
+    ) -> Tensor:
+        return self.packed(layer_idx, query, key, value, scaling, window)

@@ -1,0 +1,71 @@
+"""CUDA graphs by key: capture once, replay ever after, and count both.
+
+All graphs share one memory pool. What a graph reads and writes must stay where it was at capture; `follow` drops all
+graphs when it did not.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+WARM_UP_STEPS = 2
+
+
+def bucket_of(num_rows: int) -> int:
+    """The batch size of the graph that serves this many rows: powers of two, then steps that cost at most a quarter."""
+    for limit, step in ((4, 1), (16, 4), (64, 16), (256, 32)):
+        if num_rows <= limit:
+            return -(-num_rows // step) * step
+    return -(-num_rows // 64) * 64
+
+
+@dataclass(frozen=True)
+class Graph:
+    graph: torch.cuda.CUDAGraph
+    owner: Graphs
+
+    def replay(self, times: int) -> None:
+        for _ in range(times):
+            self.graph.replay()
+        self.owner.num_replays += times
+
+
+class Graphs:
+    def __init__(self) -> None:
+        self.num_captures = 0
+        self.num_replays = 0
+        self._graphs: dict[Hashable, Graph] = {}
+        self._pool: Any = None
+        self._base = 0
+
+    def follow(self, base: int, moved: bool) -> None:
+        """`base`: where the cache lies. Drop all graphs when it or anything else they point to has moved."""
+        if moved or base != self._base:
+            self._graphs.clear()
+            self._base = base
+
+    def get(self, key: Hashable) -> Graph | None:
+        return self._graphs.get(key)
+
+    def capture(self, key: Hashable, step: Callable[[], None]) -> Graph:
+        """Run `step` until everything it needs is compiled, then record it; the caller makes sure it has no effect."""
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UP_STEPS):
+                step()
+        torch.cuda.current_stream().wait_stream(side)
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        gc.collect()  # a tensor of another graph freed during capture would break it
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            step()
+        self.num_captures += 1
+        self._graphs[key] = Graph(graph, self)
+        return self._graphs[key]

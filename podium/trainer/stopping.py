@@ -1,0 +1,172 @@
+"""Being told to stop: SIGTERM, SIGINT, or an instance that will be taken away.
+
+A stop drops what is under way (generation, scoring, validation) but never an update: code under `protected()` runs to
+its end first. What then remains to be done is the callback of `guard`: the trainer saves. A second Ctrl-C ends at once.
+The exit code is the shell's, 128 + signal. A stop that takes longer than the grace time ends the process as it is; the
+newest complete checkpoint is what counts then.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Protocol, TypeVar
+
+from podium.config.schema import TrainerConfig
+
+log = logging.getLogger(__name__)
+
+EXPIRATION_VARIABLES = (
+    "MLP_CURRENT_CAPACITY_BLOCK_EXPIRATION_TIMESTAMP",
+    "SAGEMAKER_CURRENT_CAPACITY_BLOCK_EXPIRATION_TIMESTAMP",
+)
+SAVE_ROOM_S = 60.0
+"""What a save may take, beside the longest step."""
+
+
+class RunStopped(BaseException):
+    """The run was told to stop. Not an Exception: nobody who handles failures should handle this."""
+
+    def __init__(self, signum: int, reason: str) -> None:
+        super().__init__(reason)
+        self.signum, self.reason = signum, reason
+
+    @property
+    def exit_code(self) -> int:
+        return 128 + self.signum
+
+
+class StopSignals:
+    """A context: inside it, signals become RunStopped in the main thread, as soon as that is safe."""
+
+    def __init__(self, config: TrainerConfig, environ: Mapping[str, str] | None = None) -> None:
+        self._grace_s, self._redundant_s = config.stop_grace_s, config.esi_redundant_time
+        self._expires_at = expiration_time(os.environ if environ is None else environ)
+        self._longest_step_s = 0.0
+        self._request: RunStopped | None = None
+        self._protected = 0
+        self._before: dict[int, Any] = {}
+        self._entered = 0
+
+    # ---- signals
+
+    def __enter__(self) -> StopSignals:
+        self._entered += 1
+        if self._entered == 1 and threading.current_thread() is threading.main_thread():
+            for signum in (signal.SIGTERM, signal.SIGINT):
+                self._before[signum] = signal.signal(signum, self._on_signal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._entered -= 1
+        if self._entered == 0:
+            for signum, handler in self._before.items():
+                signal.signal(signum, handler)
+            self._before.clear()
+
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        if self._request is not None:
+            if signum == signal.SIGINT:
+                raise KeyboardInterrupt
+            return
+        self.request(signum, f"got {signal.Signals(signum).name}")
+        if not self._protected:
+            self.check()
+
+    # ---- what the trainer says
+
+    def request(self, signum: int, reason: str) -> None:
+        """Stop when it is safe."""
+        if self._request is None:
+            self._request = RunStopped(signum, reason)
+            log.warning("%s: stopping", reason)
+            if self._grace_s > 0:
+                timer = threading.Timer(self._grace_s, _end_now, [128 + signum, self._grace_s])
+                timer.daemon = True
+                timer.start()
+
+    def check(self) -> None:
+        if self._request is not None:
+            raise self._request
+
+    @contextmanager
+    def protected(self) -> Iterator[None]:
+        """What is begun inside is finished; a stop waits."""
+        if not self._protected:
+            self.check()
+        with self.shielded():
+            yield
+        if not self._protected:
+            self.check()
+
+    @contextmanager
+    def shielded(self) -> Iterator[None]:
+        """The same for what must be done even after a stop: saving, cleaning up."""
+        self._protected += 1
+        try:
+            yield
+        finally:
+            self._protected -= 1
+
+    @contextmanager
+    def guard(self, leave: Callable[[RunStopped], None]) -> Iterator[None]:
+        """Run the body; when it is told to stop, `leave` runs before RunStopped goes on."""
+        with self:
+            try:
+                yield
+            except RunStopped as stop:
+                with self.shielded():
+                    leave(stop)
+                raise
+
+    def step_took(self, seconds: float) -> None:
+        """After each step: is there time for another one and a save before the instance is taken away?"""
+        self._longest_step_s = max(self._longest_step_s, seconds)
+        if self._expires_at is None:
+            return
+        left_s = self._expires_at - time.time()
+        if left_s <= SAVE_ROOM_S + self._longest_step_s + self._redundant_s:
+            self.request(signal.SIGTERM, f"this instance is taken away in {left_s:.0f} s")
+
+
+class Stoppable(Protocol):
+    stopping: StopSignals
+
+    def _save_and_leave(self, stop: RunStopped) -> None: ...
+
+
+T = TypeVar("T", bound=Stoppable)
+
+
+def stoppable(method: Callable[[T], None]) -> Callable[[T], None]:
+    """The method runs under the guard of its object's `stopping`."""
+
+    @functools.wraps(method)
+    def guarded(trainer: T) -> None:
+        with trainer.stopping.guard(trainer._save_and_leave):
+            method(trainer)
+
+    return guarded
+
+
+def expiration_time(environ: Mapping[str, str]) -> float | None:
+    """When the capacity block ends, in seconds since 1970, if the environment says so."""
+    for name in EXPIRATION_VARIABLES:
+        if text := environ.get(name):
+            try:
+                return float(text)
+            except ValueError:
+                log.warning("%s=%r is not a time in seconds since 1970 and is ignored", name, text)
+    return None
+
+
+def _end_now(exit_code: int, grace_s: float) -> None:
+    log.error("stopping took longer than trainer.stop_grace_s=%g s; ending without a further save", grace_s)
+    os._exit(exit_code)

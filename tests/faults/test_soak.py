@@ -1,0 +1,89 @@
+"""Two hundred random kills, stops and full disks over one run: the golden metrics, and nothing left behind.
+
+`make test-faults` runs it; PODIUM_SOAK_EVENTS and PODIUM_SOAK_SEED change it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fault_driver import PPO, Fault, finish, of_session, start, train, without_clocks
+
+from podium.checkpoint.store import CheckpointStore
+from podium.tracking import read_events, read_metrics
+
+PHASES = [
+    *("load", "gen", "reward", "old_log_prob", "ref", "values", "adv", "update_critic", "update_actor"),
+    *("update_weights", "record", "testing", "stage", "seal", "renamed", "retain"),
+]
+WORDS = [*PPO, "trainer.total_training_steps=150"]
+Golden = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1500)
+def test_a_run_survives_two_hundred_random_faults(tmp_path: Path, golden: Golden) -> None:
+    wanted, chance = (
+        int(os.environ.get("PODIUM_SOAK_EVENTS", 200)),
+        random.Random(os.environ.get("PODIUM_SOAK_SEED", 1)),
+    )
+    shared_memory = set(os.listdir("/dev/shm"))
+    happened: Counter[str] = Counter()
+    sessions = []
+    while happened.total() < wanted:
+        session, code = attempt(tmp_path / "run", chance, happened)
+        sessions.append(session)
+        assert code in (0, -signal.SIGKILL, 143, 130), (tmp_path / "run.out").read_text()[-4000:]
+        newest = CheckpointStore(tmp_path / "run" / "checkpoints").newest()
+        assert not newest.broken
+        if code == 0:
+            break
+    happened["disk full"] = sum(e["kind"] == "checkpoint_failed" for e in read_events(tmp_path / "run"))
+    print(dict(happened), f"in {len(sessions)} processes")
+    assert happened.total() >= wanted, "the run ended before the faults did"
+    assert train(tmp_path / "run", *WORDS) == 0, (tmp_path / "run.out").read_text()[-4000:]
+    assert without_clocks(read_metrics(tmp_path / "run")) == golden(*WORDS)
+    assert [pid for session in sessions for pid in of_session(session)] == [], "orphans"
+    assert [p for p in tmp_path.rglob(".*") if p.name != ".metadata"] == [], "half-written files"
+    assert list((tmp_path / "run.tmp").iterdir()) == [], "temporary files"
+    assert set(os.listdir("/dev/shm")) - shared_memory == set(), "shared memory"
+
+
+def attempt(folder: Path, chance: random.Random, happened: Counter[str]) -> tuple[int, int]:
+    """One process: perhaps a full disk and a pause on its way, then a kill or a signal."""
+    faults = []
+    if chance.random() < 0.5:
+        faults.append(Fault("stage", nth=1, max_file_bytes=chance.choice((0, 4096, 60_000)), lasts=1))
+    signum = chance.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT))
+    by_clock = chance.random() < 0.3
+    if not by_clock:
+        faults.append(Fault(chance.choice(PHASES), nth=chance.randint(1, 3), signum=signum))
+    child = start(folder, *WORDS, f"trainer.async_save={chance.choice(('true', 'false'))}", faults=tuple(faults))
+    session = child.pid
+    if chance.random() < 0.5:
+        time.sleep(chance.uniform(0.2, 1.0))
+        happened["stop"] += send(child.pid, signal.SIGSTOP)
+        time.sleep(0.05)
+        send(child.pid, signal.SIGCONT)
+    if by_clock:
+        time.sleep(chance.uniform(0.2, 1.5))
+        send(child.pid, signum)
+    code = finish(child)
+    happened[{0: "none"}.get(code, str(code))] += code != 0
+    return session, code
+
+
+def send(pid: int, signum: int) -> bool:
+    try:
+        os.kill(pid, signum)
+    except ProcessLookupError:
+        return False
+    return True

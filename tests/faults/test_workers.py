@@ -1,0 +1,111 @@
+"""Workers on Ray that die or fall silent: seen soon, replaced, and the record is that of an unbroken run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fault_driver import PPO, TINY, without_clocks
+
+from podium.config import load_config
+from podium.errors import WorkerDied, WorkerError, WorkerTimeout
+from podium.single_controller import shutdown_ray
+from podium.single_controller.supervise import Decision, Raise, RestartGroup
+from podium.tracking import read_events, read_metrics
+from podium.trainer import main_ppo, ray_trainer
+from podium.trainer.main_ppo import run_ppo
+
+ON_RAY = [*TINY, *PPO, "trainer.runtime=ray", "trainer.n_gpus_per_node=2", "trainer.total_training_steps=4"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ray_ends_with_the_module() -> Iterator[None]:
+    yield
+    shutdown_ray()
+
+
+@pytest.fixture
+def strike(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[float]]:
+    """Plan a signal to a rank, shortly after the nth entry of a phase; returns when it was sent."""
+    trainers: list[Any] = []
+    build, timer = main_ppo.build_trainer, ray_trainer.marked_timer
+
+    def remember(config: Any) -> Any:
+        trainers.append(build(config))
+        return trainers[-1]
+
+    def plan(phase: str, nth: int, rank: int, signum: int) -> list[float]:
+        entered, sent = [0], []
+
+        def send() -> None:
+            sent.append(time.time())
+            os.kill(trainers[-1].workers.placements[rank].pid, signum)
+
+        before = ray_trainer.marked_timer
+
+        @contextmanager
+        def striking(name: str, timing: dict[str, float]) -> Iterator[None]:
+            with before(name, timing):
+                entered[0] += name == phase
+                if name == phase and entered[0] == nth:
+                    threading.Timer(0.01, send).start()
+                yield
+
+        monkeypatch.setattr(ray_trainer, "marked_timer", striking)
+        return sent
+
+    monkeypatch.setattr(main_ppo, "build_trainer", remember)
+    assert timer is ray_trainer.marked_timer
+    return plan
+
+
+def run(folder: Path, *words: str) -> list[dict[str, Any]]:
+    assert run_ppo(load_config(None, [*ON_RAY, f"trainer.default_local_dir={folder}", *words])) == 0
+    return without_clocks(read_metrics(folder))
+
+
+@pytest.mark.slow
+def test_dead_and_silent_workers_are_replaced_and_the_metrics_are_the_golden_ones(
+    tmp_path: Path, strike: Callable[..., list[float]]
+) -> None:
+    golden = run(tmp_path / "golden")
+    killed = strike("update_actor", 2, rank=1, signum=signal.SIGKILL)
+    stopped = strike("gen", 4, rank=0, signum=signal.SIGSTOP)
+    words = ["trainer.phase_timeout_s.gen=20", "trainer.heartbeat_s=1", "trainer.async_save=false"]
+    assert run(tmp_path / "run", *words) == golden
+    events = read_events(tmp_path / "run")
+    first, second = (event for event in events if event["kind"] == "workers_failed")
+    assert first["time"] - killed[0] < 5, "seen within five seconds"
+    assert "rank 1" in first["reason"] and "process is gone" in first["reason"]
+    assert first["decision"] == second["decision"] == "restart_group"
+    assert "did not finish generate_sequences() within 20 s" in second["reason"] and stopped
+    assert [event["step"] for event in events if event["kind"] == "resumed"] == [1, 2], "the checkpoint before"
+
+
+@pytest.mark.slow
+def test_a_run_without_restarts_left_ends_and_names_the_dead_worker(
+    tmp_path: Path, strike: Callable[..., list[float]]
+) -> None:
+    strike("update_actor", 1, rank=1, signum=signal.SIGKILL)
+    with pytest.raises(WorkerDied, match="rank 1, failed in"):
+        run(tmp_path / "run", "trainer.max_restarts=0")
+    assert read_events(tmp_path / "run")[-1]["decision"] == "raise"
+
+
+def test_the_policy_replaces_lost_workers_a_few_times_without_progress() -> None:
+    died, silent = WorkerDied("actor", 1, "update_actor", "its process is gone"), WorkerTimeout("silent")
+    policy = RestartGroup(max_restarts=2)
+    assert policy.decide(died, progress=0) is policy.decide(silent, progress=0) is Decision.RESTART_GROUP
+    assert policy.decide(died, progress=0) is Decision.RAISE
+    assert policy.decide(died, progress=5) is Decision.RESTART_GROUP, "a newer checkpoint makes it start counting anew"
+    lost_peer = WorkerError("actor", 0, "update_actor", "RuntimeError: [gloo] Connection closed by peer")
+    assert policy.decide(lost_peer, progress=6) is Decision.RESTART_GROUP
+    assert policy.decide(WorkerError("actor", 0, "update_actor", "ValueError: mine"), progress=6) is Decision.RAISE
+    assert Raise().decide(died, progress=9) is Decision.RAISE

@@ -1,0 +1,92 @@
+"""Rewards in processes of their own: what fails is unscored, what hangs is killed, the rest is scored."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+
+def outcomes(futures):
+    return [future.result(timeout=60) for future in futures]
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return True
+    return "State:\tZ" in status
+
+
+def test_rows_come_back_in_order_with_what_the_function_returned(scorer, rows):
+    got = outcomes(scorer("behave").submit(rows(*map(str, range(100)))))
+    assert [o.values["score"] for o in got] == [float(i) for i in range(100)]
+    assert all(o.values["pid"] != os.getpid() for o in got)
+
+
+@pytest.mark.parametrize(
+    ("response", "reason"),
+    [
+        ("raise", "behave: RuntimeError: as asked"),
+        ("nan", "nan"),
+        ("none", "None"),
+        ("str", "'seven'"),
+        ("nodict", "no 'score'"),
+        ("die", "exit code 3"),
+        ("unsendable", "cannot be sent"),
+    ],
+)
+def test_what_is_no_score_is_an_error_of_its_row_alone(scorer, rows, response, reason):
+    got = outcomes(scorer("behave").submit(rows("1", response, "2", "3")))
+    assert [o.status for o in got] == ["ok", "error", "ok", "ok"]
+    assert reason in got[1].reason and "behave" in got[1].reason
+
+
+def test_a_function_that_hangs_is_killed_and_the_rows_behind_it_are_scored(scorer, rows):
+    made = scorer("behave", timeout_s=0.5, num_processes=1)
+    first = outcomes(made.submit(rows("1")))[0].values["pid"]
+    start = time.monotonic()
+    got = outcomes(made.submit(rows("1", "hang", "2", "sleep", "3")))
+    assert time.monotonic() - start < 10
+    assert [o.status for o in got] == ["ok", "timeout", "ok", "timeout", "ok"]
+    assert "0.5 s" in got[1].reason and is_gone(first)
+    assert got[4].values["pid"] != first
+
+
+def test_what_a_killed_function_started_dies_with_it(scorer, rows, tmp_path):
+    note = tmp_path / "pid"
+    got = outcomes(scorer("behave", timeout_s=1.0).submit(rows("spawn", ground_truth=str(note))))
+    assert got[0].status == "timeout"
+    assert is_gone(int(note.read_text()))
+
+
+def test_closing_ends_the_processes_and_leaves_no_row_waiting(scorer, rows):
+    made = scorer("behave", timeout_s=60.0, num_processes=1)
+    pid = outcomes(made.submit(rows("1")))[0].values["pid"]
+    futures = made.submit(rows("hang", "1"))
+    time.sleep(0.2)
+    made.close()
+    assert [o.status for o in outcomes(futures)] == ["error", "error"]
+    assert is_gone(pid)
+
+
+def test_a_file_that_does_not_load_there_makes_rows_unscored_with_the_reason(functions, rows):
+    from podium.rewards.calling import RewardSpec
+    from podium.rewards.runner import RewardRunner
+
+    runner = RewardRunner(RewardSpec({f"{functions}:absent": 1.0}), 1, together=False)
+    got = outcomes(runner.submit(rows("1")))
+    runner.close()
+    assert got[0].status == "error" and "has no function 'absent'" in got[0].reason
+
+
+def test_a_reward_process_imports_neither_torch_nor_ray():
+    import subprocess
+    import sys
+
+    code = "import podium.rewards.child, podium.rewards.registry, sys; print({'torch', 'ray'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
