@@ -6,6 +6,7 @@ another number type where asked. Adapters that lie beside it as `hf_adapter/` ar
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -56,6 +57,8 @@ def export_checkpoint(checkpoint: Path, target: Path, dtype: str | None = None, 
         for path in target.glob("*.safetensors"):
             tensors = {name: _cast(tensor, DTYPES[dtype]) for name, tensor in load_file(path).items()}
             save_file(tensors, path, metadata={"format": "pt"})
+        config = json.loads((target / "config.json").read_text(encoding="utf-8"))
+        (target / "config.json").write_text(json.dumps(config | {"dtype": dtype}, indent=2), encoding="utf-8")
     return target
 
 

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Sequence
 
 from podium import __version__
-from podium.cli import dashboard, train
+from podium.cli import dashboard, data, export, train
 from podium.errors import ConfigError, PodiumError
 
 EPILOG = """\
@@ -22,6 +22,7 @@ examples:
   podium train my.yaml trainer.seed=7   a recipe of yours, one setting changed
   podium train my.yaml --dry-run        what would run, without running it
   podium dashboard                      curves and samples in a browser
+  podium export runs/podium/x model     a trained model as a Hugging Face folder
 
 `podium <command> --help` says more about a command.
 """
@@ -65,6 +66,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="<command>")
     train.add_parser(commands)
     dashboard.add_parser(commands)
+    export.add_parser(commands)
+    data.add_parser(commands)
     parser.set_defaults(run=lambda _: _show_help(parser))
     return parser
 

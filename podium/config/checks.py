@@ -177,6 +177,7 @@ def _check_files(config: Config) -> Problems:
     for key, path in (
         ("actor_rollout_ref.model.path", config.actor_rollout_ref.model.path),
         *([("critic.model.path", config.critic.model.path)] if config.critic.enable else []),
+        *([("reward_model.model.path", config.reward_model.model.path)] if config.reward_model.enable else []),
     ):
         if not path or (path.startswith(("/", "./", "../")) and not os.path.exists(path)):
             yield f"{key} = {path!r}: there is no such folder; give a Hugging Face folder, or builtin:tiny"

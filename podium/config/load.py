@@ -13,27 +13,34 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from podium.config.names import ALIASES, describe, free_keys, leaves, optional, sections, unknown_key, wants_text
-from podium.config.resolve import derived_folders, resolve
+from podium.config.resolve import RunSettings, derived_folders, resolve
 from podium.config.schema import Config
 from podium.config.secrets import scrub
 from podium.config.sources import ConfigDumper, Setting, read_recipe, read_words
 from podium.errors import ConfigError
 
 RECIPES = Path("recipes")
+T = TypeVar("T")
 
 
 def load_config(recipe: str | Path | None = None, overrides: Sequence[str] = ()) -> Config:
     """The resolved config of a recipe (a path, or a name in `recipes/`) with `a.b=c` words on top."""
-    settings = [] if recipe is None else read_recipe(find_recipe(recipe), free_keys())
-    settings += read_words(overrides, free_keys())
-    tree = OmegaConf.structured(Config)
+    return resolve(load_settings(Config, recipe, overrides))
+
+
+def load_settings(schema: type[T], recipe: str | Path | None = None, overrides: Sequence[str] = ()) -> T:
+    """The same for any dataclass of settings, not resolved."""
+    free = free_keys(schema)  # type: ignore[arg-type]  # a class is hashable
+    settings = [] if recipe is None else read_recipe(find_recipe(recipe), free)
+    settings += read_words(overrides, free)
+    tree = OmegaConf.structured(schema)
     problems: list[str] = []
     placed: dict[str, Setting] = {}
     for setting in settings:
@@ -42,23 +49,24 @@ def load_config(recipe: str | Path | None = None, overrides: Sequence[str] = ())
         if before and before.source == setting.source and before.source != "the command line":
             problems.append(f"{setting.where}: {setting.key} is set twice, before at {before.where}; keep one")
         placed[key] = setting
-        problem = _apply(tree, tuple(key.split(".")), setting)
+        problem = _apply(tree, tuple(key.split(".")), setting, schema)
         if problem:
             problems.append(f"{setting.where}: {problem}")
     if problems:
         raise ConfigError(_listing(problems))
-    return resolve(_as_object(tree))
+    return _as_object(tree, schema)
 
 
-def save_config(config: Config, path: str | Path) -> None:
+def save_config(config: RunSettings, path: str | Path) -> None:
     """Write a YAML file that `load_config` reads back to an equal config, secrets apart; whole or not at all."""
     config = copy.deepcopy(config)
+    settings: Any = config  # a dataclass, which a protocol cannot say
     # Folders that follow from the names stay empty in the file: a copy under another name gets folders of its own.
     for name, folder in derived_folders(config).items():
         if getattr(config.trainer, name) == folder:
             setattr(config.trainer, name, "")
     text = yaml.dump(
-        scrub(_escape(asdict(config))), Dumper=ConfigDumper, sort_keys=False, allow_unicode=True, width=120
+        scrub(_escape(asdict(settings))), Dumper=ConfigDumper, sort_keys=False, allow_unicode=True, width=120
     )
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -81,26 +89,26 @@ def find_recipe(recipe: str | Path) -> Path:
     raise ConfigError(f"no recipe {str(recipe)!r}: neither that file nor one of that name in recipes/; {hint}")
 
 
-def _apply(tree: DictConfig, path: tuple[str, ...], setting: Setting) -> str | None:
+def _apply(tree: DictConfig, path: tuple[str, ...], setting: Setting, schema: type) -> str | None:
     """Put one setting into the tree; what is wrong with it, or None."""
-    key = ".".join(path)
-    holder = next((free for free in free_keys() if key.startswith(f"{free}.")), None)
+    key, known = ".".join(path), leaves(schema)
+    holder = next((free for free in free_keys(schema) if key.startswith(f"{free}.")), None)
     if holder is not None:
         depth = holder.count(".") + 1
         inner: Any = setting.value
         for part in reversed(path[depth:]):
             inner = {part: inner}
-        return _merge_free(tree, path[:depth], inner, setting)
-    if key in free_keys():
-        return _merge_free(tree, path, setting.value, setting)
-    if key in sections():
+        return _merge_free(tree, path[:depth], inner, setting, known)
+    if key in free_keys(schema):
+        return _merge_free(tree, path, setting.value, setting, known)
+    if key in sections(schema):
         if setting.value in (None, {}):
             return None
-        names = sorted({name.removeprefix(f"{key}.").split(".")[0] for name in leaves() if name.startswith(f"{key}.")})
+        names = sorted({name.removeprefix(f"{key}.").split(".")[0] for name in known if name.startswith(f"{key}.")})
         return f"{key} is a section and cannot be {_shown(setting.text)}; set {key}.<one of {', '.join(names)}>"
-    if key not in leaves():
-        return unknown_key(setting.key)
-    annotation = leaves()[key]
+    if key not in known:
+        return unknown_key(setting.key, schema)
+    annotation = known[key]
     value, fits = _fit(setting, annotation)
     try:
         if fits:
@@ -111,7 +119,9 @@ def _apply(tree: DictConfig, path: tuple[str, ...], setting: Setting) -> str | N
     return f"{key} cannot be {_shown(setting.text)}; it must be {describe(annotation)}"
 
 
-def _merge_free(tree: DictConfig, path: tuple[str, ...], value: Any, setting: Setting) -> str | None:
+def _merge_free(
+    tree: DictConfig, path: tuple[str, ...], value: Any, setting: Setting, known: dict[str, Any]
+) -> str | None:
     """Merge a mapping into a key that holds names of the user's own."""
     parent = _parent(tree, path)
     try:
@@ -119,9 +129,7 @@ def _merge_free(tree: DictConfig, path: tuple[str, ...], value: Any, setting: Se
             raise OmegaConfBaseException
         parent[path[-1]] = OmegaConf.merge(parent[path[-1]], value)
     except OmegaConfBaseException:
-        return (
-            f"{setting.key} cannot be {_shown(setting.text)}; {'.'.join(path)} is {describe(leaves()['.'.join(path)])}"
-        )
+        return f"{setting.key} cannot be {_shown(setting.text)}; {'.'.join(path)} is {describe(known['.'.join(path)])}"
     return None
 
 
@@ -161,14 +169,14 @@ def _fit_item(item: Any, base: Any) -> tuple[Any, bool]:
         return item, False
 
 
-def _as_object(tree: DictConfig) -> Config:
+def _as_object(tree: DictConfig, schema: type[T]) -> T:
     try:
         config = OmegaConf.to_object(tree)
     except OmegaConfBaseException as error:
         key = getattr(error, "full_key", None) or "a setting"
         reason = str(error).splitlines()[0]
         raise ConfigError(f"{key} cannot be resolved: {reason}; write \\${{...}} for a literal ${{...}}") from error
-    assert isinstance(config, Config)
+    assert isinstance(config, schema)
     return config
 
 

@@ -1,6 +1,6 @@
 """The names of all settings, read off the schema: which exist, what each may hold, and which one a misspelt word meant.
 
-Nothing here reads a file or changes a config.
+`schema` is `Config` unless a command has settings of its own. Nothing here reads a file or changes a config.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ _LIKE_ENOUGH = 0.7
 
 
 @cache
-def leaves() -> dict[str, Any]:
+def leaves(schema: type = Config) -> dict[str, Any]:
     """Every dotted key with its annotation, in the schema's order."""
-    return dict(_walk(Config, ""))
+    return dict(_walk(schema, ""))
 
 
 @cache
-def free_keys() -> frozenset[str]:
+def free_keys(schema: type = Config) -> frozenset[str]:
     """Keys whose value is a mapping with names of the user's own."""
-    return frozenset(key for key, annotation in leaves().items() if get_origin(annotation) is dict)
+    return frozenset(key for key, annotation in leaves(schema).items() if get_origin(annotation) is dict)
 
 
 @cache
-def sections() -> frozenset[str]:
+def sections(schema: type = Config) -> frozenset[str]:
     """Every dotted prefix of a key."""
-    parts = (key.split(".") for key in leaves())
+    parts = (key.split(".") for key in leaves(schema))
     return frozenset(".".join(key[:depth]) for key in parts for depth in range(1, len(key)))
 
 
@@ -94,23 +94,25 @@ def describe(annotation: Any) -> str:
     return f"{text}, or null" if null else text
 
 
-def unknown_key(key: str) -> str:
+def unknown_key(key: str, schema: type = Config) -> str:
     """What to say about a key that does not exist."""
-    near = nearest(key)
+    near = nearest(key, schema=schema)
     if near:
         return f"unknown key {key!r}; did you mean {' or '.join(near)}?"
     parts = key.split(".")
-    section = next((s for s in (".".join(parts[:n]) for n in range(len(parts), 0, -1)) if s in sections()), "")
-    inside = sorted({k.removeprefix(f"{section}.").split(".")[0] for k in leaves() if k.startswith(f"{section}.")})
-    names = inside or sorted({k.split(".")[0] for k in leaves()})
+    section = next((s for s in (".".join(parts[:n]) for n in range(len(parts), 0, -1)) if s in sections(schema)), "")
+    inside = sorted(
+        {k.removeprefix(f"{section}.").split(".")[0] for k in leaves(schema) if k.startswith(f"{section}.")}
+    )
+    names = inside or sorted({k.split(".")[0] for k in leaves(schema)})
     return f"unknown key {key!r}; {section or 'the config'} has {', '.join(names)}"
 
 
-def nearest(key: str, limit: int = 3) -> list[str]:
+def nearest(key: str, limit: int = 3, schema: type = Config) -> list[str]:
     """The known keys a word may have meant, the likeliest first. A missing prefix costs little."""
     parts = key.lower().strip("+-").replace("-", "_").split(".")
     parts[-1] = _OTHER_WORDS.get(parts[-1], parts[-1])
-    scored = [(_likeness(parts, name), name) for name in [*leaves(), *ALIASES]]
+    scored = [(_likeness(parts, name), name) for name in [*leaves(schema), *ALIASES]]
     best = max(score for score, _ in scored)
     if best < _LIKE_ENOUGH:
         return []

@@ -25,7 +25,7 @@ POLICY_LOSSES = (
 )
 PHASES = (
     *("gen", "old_log_prob", "ref", "values", "alignment", "update_critic", "update_actor", "update_weights"),
-    *("save_checkpoint", "load_checkpoint"),
+    *("reward_model", "save_checkpoint", "load_checkpoint"),
 )
 """The phases of a step that wait for workers."""
 KL_ESTIMATORS = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
@@ -45,6 +45,7 @@ _RULES: tuple[tuple[Callable[[Any], bool], str, tuple[str, ...]], ...] = (
             *("actor_rollout_ref.rollout.block_size", "actor_rollout_ref.ref.max_tokens_per_micro_batch"),
             *("critic.ppo_epochs", "critic.ppo_mini_batch_size"),
             *("critic.max_tokens_per_micro_batch", "critic.micro_batch_size_per_gpu"),
+            "reward_model.max_tokens_per_micro_batch",
             *("algorithm.kl_ctrl.horizon", "algorithm.ref_quality_score.steps"),
             *("algorithm.repr_align.ref_alignment.steps", "algorithm.filter_groups.max_num_gen_batches"),
             *("algorithm.overlong_buffer.len", "algorithm.rollout_correction.threshold"),
@@ -61,6 +62,7 @@ _RULES: tuple[tuple[Callable[[Any], bool], str, tuple[str, ...]], ...] = (
             *("actor_rollout_ref.actor.optim.lr", "critic.optim.lr"),
             *("actor_rollout_ref.actor.optim.weight_decay", "critic.optim.weight_decay"),
             *("actor_rollout_ref.actor.optim.lr_warmup_steps", "critic.optim.lr_warmup_steps"),
+            "reward_model.rule_weight",
             *("actor_rollout_ref.actor.kl_loss_coef", "actor_rollout_ref.rollout.val_kwargs.temperature"),
             *("algorithm.kl_ctrl.kl_coef", "algorithm.repr_align.ref_alignment.max_weight"),
             *("algorithm.overlong_buffer.penalty_factor", "trainer.seed", "trainer.critic_warmup"),

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import copy
 import os
+from typing import Protocol
 
-from podium.config.schema import Config, CriticConfig
+from podium.config.schema import Config, CriticConfig, TrainerConfig
 
 TASK_PREFIX = "task:"
 
@@ -21,6 +22,8 @@ def resolve(config: Config) -> Config:
     _resolve_accumulation(config)
     _resolve_actor(config)
     _resolve_critic(config.critic, config)
+    if config.reward_model.max_tokens_per_micro_batch is None:
+        config.reward_model.max_tokens_per_micro_batch = config.actor_rollout_ref.actor.max_tokens_per_micro_batch
     _resolve_trainer(config)
     data = config.data
     if not data.val_files:
@@ -33,7 +36,7 @@ def _expand_home(config: Config) -> None:
     data, trainer, reward = config.data, config.trainer, config.reward
     data.train_files = [os.path.expanduser(path) for path in data.train_files]
     data.val_files = [os.path.expanduser(path) for path in data.val_files]
-    for model in (config.actor_rollout_ref.model, config.critic.model):
+    for model in (config.actor_rollout_ref.model, config.critic.model, config.reward_model.model):
         model.path = os.path.expanduser(model.path)
     trainer.default_local_dir = os.path.expanduser(trainer.default_local_dir)
     trainer.rollout_data_dir = os.path.expanduser(trainer.rollout_data_dir)
@@ -104,12 +107,23 @@ def _resolve_trainer(config: Config) -> None:
     trainer = config.trainer
     if trainer.runtime == "auto":
         trainer.runtime = "local" if num_workers(config) == 1 else "ray"
+    resolve_folders(config)
+
+
+def resolve_folders(config: RunSettings) -> None:
+    trainer = config.trainer
     for name, folder in derived_folders(config).items():
         if not getattr(trainer, name):
             setattr(trainer, name, folder)
 
 
-def derived_folders(config: Config) -> dict[str, str]:
+class RunSettings(Protocol):
+    """The settings of any command that leaves a run folder."""
+
+    trainer: TrainerConfig
+
+
+def derived_folders(config: RunSettings) -> dict[str, str]:
     """What `trainer`'s folder settings are when left empty."""
     trainer = config.trainer
     run = trainer.default_local_dir or f"runs/{trainer.project_name}/{trainer.experiment_name}"

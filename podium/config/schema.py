@@ -233,6 +233,20 @@ class CriticConfig:
 
 
 @dataclass
+class RewardModelConfig:
+    enable: bool = False
+    """Score responses with a reward model too."""
+    model: ModelConfig = field(default_factory=lambda: ModelConfig(path=""))
+    """What `podium train-reward` wrote, or a Hugging Face classifier with one label; it reads the policy's tokens."""
+    weight: float = 1.0
+    """A response's score is rule_weight · rule + weight · reward model."""
+    rule_weight: float = 1.0
+    """0: the reward model alone; the rule still scores the validation. Rows without a rule never have one."""
+    max_tokens_per_micro_batch: int | None = None
+    """Null: the actor's."""
+
+
+@dataclass
 class KLControlConfig:
     type: Literal["fixed", "adaptive"] = "fixed"
     kl_coef: float = 0.001
@@ -436,6 +450,7 @@ class Config:
     actor_rollout_ref: ActorRolloutRefConfig = field(default_factory=ActorRolloutRefConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
+    reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     extra: dict[str, Any] = field(default_factory=dict)

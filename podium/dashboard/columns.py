@@ -45,6 +45,7 @@ class Column:
 class MetricColumns:
     def __init__(self) -> None:
         self._file = GrowingFile()
+        self._indexed: tuple[int, int, int] | None = None
         self._clear()
 
     def _clear(self) -> None:
@@ -78,6 +79,20 @@ class MetricColumns:
         steps = np.frombuffer(self._steps.tobytes(), dtype=np.int64)
         return {name: self._curve(steps, self._columns.get(name, Column())) for name in wanted}
 
+    def peek(self, path: Path, names: Iterable[str]) -> dict[str, tuple[Ints, Floats]] | None:
+        """As `read`, but None when anything would have to be read. Safe beside a thread that reads other columns."""
+        columns = {name: self._columns.get(name, Column()) for name in names}
+        if not self.is_current(path) or any(
+            name in self.names and column.num_lines_read < self.num_lines for name, column in columns.items()
+        ):
+            return None
+        steps = np.frombuffer(self._steps.tobytes(), dtype=np.int64)
+        return {name: self._curve(steps, column) for name, column in columns.items()}
+
+    def is_current(self, path: Path) -> bool:
+        """Whether every line of the file is indexed."""
+        return self._indexed == _version(path.stat())
+
     def record(self, path: Path, step: int) -> dict[str, Any]:
         """Everything known of one step, its lines merged."""
         merged: dict[str, Any] = {}
@@ -106,11 +121,13 @@ class MetricColumns:
     # ---- the index of lines
 
     def _index(self, file: BinaryIO) -> None:
+        version = _version(os.fstat(file.fileno()))  # before reading: what comes meanwhile counts as new
         for block in self._file.new_blocks(file):
             if block.is_restart:
                 self._clear()
             else:
                 self._index_block(block)
+        self._indexed = version
 
     def _index_block(self, block: Block) -> None:
         data, size, width, end = block.data, block.size, len(PREFIX), 0
@@ -173,6 +190,10 @@ class MetricColumns:
             add_line(line)
         column.values.extend(_numbers(texts))
         column.num_lines_read = last
+
+
+def _version(info: os.stat_result) -> tuple[int, int, int]:
+    return info.st_dev, info.st_ino, info.st_size
 
 
 def _numbers(texts: list[bytearray]) -> list[float]:

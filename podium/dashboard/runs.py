@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +27,7 @@ TAIL_BYTES = 1 << 18
 MAX_SAMPLE_FILES, MAX_SAMPLES = 32, 2_000_000
 """How much stays indexed of the dumps that were looked at."""
 RESCAN_S = 2.0
+MAX_WARM_RUNS = 20
 
 
 @dataclass(frozen=True)
@@ -62,16 +63,19 @@ class Run:
 
     def metric_names(self) -> list[str]:
         path = self._file("metrics.jsonl")
-        with self._locks["columns"]:
-            if path is not None:
+        if path is not None and not self._columns.is_current(path):
+            with self._locks["columns"]:
                 self._columns.refresh(path)
-            return sorted(self._columns.names)
+        return sorted(self._columns.names)
 
-    def curves(self, names: Iterable[str]) -> dict[str, tuple[Ints, Floats]]:
+    def curves(self, names: Sequence[str]) -> dict[str, tuple[Ints, Floats]]:
         """Steps and values of metrics; empty arrays for those the run does not have."""
         path = self._file("metrics.jsonl")
         if path is None:
             return dict.fromkeys(names, (np.empty(0, np.int64), np.empty(0)))
+        known = self._columns.peek(path, names)
+        if known is not None:
+            return known
         with self._locks["columns"]:
             return self._columns.read(path, names)
 
@@ -139,7 +143,7 @@ class Run:
         if self._glance is None or self._glance[0] != versions:
             self._glance = (versions, self._look())
         glance = self._glance[1]
-        updated = self._updated_at()
+        updated = self.updated_at()
         silence_s = None if updated is None else max(0.0, time.time() - updated)
         state = standing(
             glance.events,
@@ -185,7 +189,7 @@ class Run:
                     break
         return {"first": first, "last": mean_score(last)}
 
-    def _updated_at(self) -> float | None:
+    def updated_at(self) -> float | None:
         """When the run last wrote something that is not its config."""
         times = []
         for name in ("metrics.jsonl", "events.jsonl", "console.log", "rollouts", "validation"):
@@ -227,6 +231,14 @@ class RunStore:
             if name not in self._runs:
                 self._scan()
             return self._runs.get(name)
+
+    def warm_up(self) -> None:
+        """Index the metrics of the newest runs, so that the first look at a long one need not wait for it."""
+        for run in sorted(self.runs(), key=lambda run: run.updated_at() or 0.0, reverse=True)[:MAX_WARM_RUNS]:
+            try:
+                run.metric_names()
+            except OSError:  # moved or removed meanwhile
+                continue
 
     def _scan(self) -> None:
         found = self.folders.scan()

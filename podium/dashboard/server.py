@@ -47,6 +47,7 @@ def make_app(folder: str | Path, token: str | None = None) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        threading.Thread(target=store.warm_up, name="dashboard-warm-up", daemon=True).start()
         async with watcher.running():
             yield
 

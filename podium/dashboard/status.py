@@ -1,4 +1,4 @@
-"""How a run stands: running, finished, crashed or stalled, told from its events, its log and the age of its files.
+"""How a run stands: running, finished, stopped, crashed or stalled, told from its events, its log and the age of its files.
 
 A run writes `finished` when it ends well. A failure leaves a traceback at the end of console.log, or an event that says
 so. A run that has been silent for much longer than its steps take is stalled: nobody can tell from a folder whether its
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Status = Literal["running", "finished", "crashed", "stalled", "empty"]
+Status = Literal["running", "finished", "stopped", "crashed", "stalled", "empty"]
 Severity = Literal["error", "warning", "info"]
 
 MIN_SILENCE_S = 60.0
@@ -20,10 +20,11 @@ SILENT_STEPS = 10
 """Silence that stands for a stall: this many steps, and a minute at the least."""
 
 _STARTS = frozenset({"started", "resumed"})
-_ENDS_BADLY = frozenset({"failed", "crashed", "aborted", "interrupted", "terminated"})
-_ERROR = re.compile(r"fail|crash|died|error|corrupt|abort|killed|lost", re.IGNORECASE)
+_STOPS = frozenset({"stopped", "interrupted", "terminated"})
+_CRASHES = frozenset({"failed", "crashed", "aborted"})
+_ERROR = re.compile(r"fail|crash|died|error|corrupt|broken|abort|killed|lost", re.IGNORECASE)
 _WARNING = re.compile(
-    r"non_finite|restart|skip|timeout|stall|quarantine|retr|unscored|interrupt|terminat|warn|drop|partial",
+    r"non_finite|restart|skip|timeout|stall|quarantine|retr|unscored|interrupt|terminat|stopped|warn|drop|partial",
     re.IGNORECASE,
 )
 _TRACEBACK = b"Traceback (most recent call last):"
@@ -52,9 +53,11 @@ def standing(
         return Standing("finished", "")  # it was asked to go on and had nothing left to do
     if last is not None and last["kind"] == "finished":
         return Standing("finished", "")
-    if last is not None and last["kind"] in _ENDS_BADLY:
-        return Standing("crashed", describe(last))
+    if last is not None and last["kind"] in _STOPS | _CRASHES:
+        return Standing("stopped" if last["kind"] in _STOPS else "crashed", describe(last))
     failure = traceback_reason(log_tail)
+    if failure.startswith("KeyboardInterrupt"):
+        return Standing("stopped", "interrupted from the keyboard")
     if failure:
         return Standing("crashed", failure)
     if silence_s is None:
@@ -67,7 +70,7 @@ def standing(
 
 def _last_turn(events: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     """The last event that began or ended the run."""
-    turns = _STARTS | _ENDS_BADLY | {"finished"}
+    turns = _STARTS | _STOPS | _CRASHES | {"finished"}
     return next((event for event in reversed(events) if event.get("kind") in turns), None)
 
 
@@ -94,7 +97,7 @@ def total_steps(config: Mapping[str, Any], log_tail: bytes) -> int | None:
 
 def severity(kind: str) -> Severity:
     """How much an event matters, by the words of its kind: rooms may add kinds without telling the dashboard."""
-    if kind in _ENDS_BADLY or _ERROR.search(kind):
+    if kind in _CRASHES or _ERROR.search(kind):
         return "error"
     return "warning" if _WARNING.search(kind) else "info"
 

@@ -1,7 +1,7 @@
 """RLHFDataset: rows of files and built-in tasks as prompts, and `collate_fn`, which makes a batch of them.
 
-A prompt is tokenized when its row is asked for, so that a start does not take longer with more rows. A row that cannot be
-used raises `BadRow` with file, row and reason; `fetch` notes it in the quarantine and takes another row instead. The
+A prompt is tokenized when its row is asked for: a start does not take longer with more rows. A row that cannot be used
+raises `BadRow` with file, row and reason; `fetch` notes it in the quarantine and takes another row instead. The
 order of rows is the sampler's business, and no reward is computed here.
 """
 
@@ -30,7 +30,7 @@ from podium.protocol import compute_position_ids, object_array
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-LOOK_AHEAD_ROWS = 10_000
+LOOK_AHEAD_ROWS = 2_000
 """Rows that are looked at before training starts; more would make a start longer with a longer file."""
 
 Batch = dict[str, torch.Tensor | NDArray[np.object_]]
@@ -139,7 +139,7 @@ class RLHFDataset:
             raise BadRow(source.name, row_number, str(error)) from error
 
     def _fetch_one(self, row: int, taken: set[int]) -> dict[str, Any]:
-        for candidate in (row, *(i % len(self) for i in range(row + 1, row + len(self)))):
+        for candidate in (number % len(self) for number in range(row, row + len(self))):
             if candidate != row and candidate in taken:
                 continue
             try:

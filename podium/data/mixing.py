@@ -1,12 +1,14 @@
 """Samplers beside the plain one: several sources by weight, or a class of the user's own.
 
 `MixingSampler` draws each row's source by weight and that source's next row in its own shuffled order. The draws are a
-function of (seed, position) alone, so three integers resume it exactly, like the plain sampler.
+function of (seed, position) alone, so three integers resume it exactly, like the plain sampler. Sources do not end
+together, so there are no common epochs: `epoch` counts batches, and samples of a row that comes again differ.
 """
 
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +32,7 @@ class MixingSampler(ResumableSampler):
     def __init__(self, starts: Sequence[int], weights: Sequence[float], batch_size: int, seed: int = 0) -> None:
         super().__init__(starts[-1], batch_size, seed)
         self.starts = list(starts)
-        self.sizes = [b - a for a, b in zip(starts, starts[1:], strict=False)]
+        self.sizes = [b - a for a, b in itertools.pairwise(starts)]
         total = float(sum(weights))
         if len(weights) != len(self.sizes) or total <= 0 or min(weights) < 0:
             raise ConfigError(
@@ -44,16 +46,14 @@ class MixingSampler(ResumableSampler):
 
     def next_batch(self) -> list[int]:
         self._catch_up()
-        rows, ages = [], [0]
+        rows = []
         for source in self._sources(self.cursor, self.cursor + self.batch_size).tolist():
             age, place = divmod(int(self._counts[source]), self.sizes[source])
             rows.append(self.starts[source] + int(self._source_order(source, age)[place]))
-            ages.append(age)
             self._counts[source] += 1
         self.cursor += self.batch_size
         self._counted = self.cursor
-        # The most worn source's age: no row comes twice at the same age, and samples are seeded by it.
-        self.epoch = max([*ages, *(int(c - 1) // s for c, s in zip(self._counts, self.sizes, strict=True) if c and s)])
+        self.epoch = self.cursor // self.batch_size
         return rows
 
     def load_state_dict(self, state: dict[str, int]) -> None:

@@ -2,7 +2,8 @@
 
 The head starts at zero, so that an untrained critic predicts zero everywhere and adds no noise to the advantages. The
 model is kept as a Hugging Face-like folder: config.json and safetensors, with the backbone's usual tensor names and
-`value_head.*` beside them. Training it is the train engine's work.
+`value_head.*` beside them. A reward model is the same thing, so that Hugging Face's sequence classifiers with one label
+load too: their `score.weight` is the head. Training it is the train engine's work.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 
 from podium.config.schema import ModelConfig
+from podium.errors import ModelError
 from podium.models.attention import AttentionPlan
 from podium.models.load import load_module, resolve_path
 
 HEAD_NAME = "value_head"
+CLASSIFIER_HEAD = "score"
 WEIGHTS_FILE = "model.safetensors"
 
 
@@ -64,16 +67,30 @@ class ValueModel(nn.Module):
 def load_value_model(
     model: ModelConfig, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
 ) -> ValueModel:
-    """From a causal LM's folder (the head starts at zero) or from one that `ValueModel.save` wrote."""
+    """From a causal LM's folder (the head starts at zero), a sequence classifier's, or one `ValueModel.save` wrote."""
     value_model = ValueModel(load_module(AutoModel, model, dtype, device)).eval()
     head = _read_head(Path(resolve_path(model.path)))
     if head:
-        value_model.value_head.load_state_dict(head)
+        _put_head(value_model.value_head, head, model.path)
     return value_model
 
 
+def _put_head(layer: nn.Linear, head: dict[str, Tensor], path: str) -> None:
+    weight = head["weight"]
+    if weight.shape != layer.weight.shape:
+        raise ModelError(
+            f"The head of {path!r} gives {weight.shape[0]} numbers per token of size {weight.shape[1]}; a value or reward "
+            f"model gives one, of size {layer.in_features}. Use a model with num_labels=1."
+        )
+    layer.load_state_dict({"bias": torch.zeros(1)} | head)
+
+
 def _read_head(folder: Path) -> dict[str, Tensor]:
-    prefix = f"{HEAD_NAME}."
+    """Our own head, or else that of a sequence classifier."""
+    return _tensors_under(folder, f"{HEAD_NAME}.") or _tensors_under(folder, f"{CLASSIFIER_HEAD}.")
+
+
+def _tensors_under(folder: Path, prefix: str) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as tensors:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from podium.rewards.text import last_boxed, last_tag
+from podium.data.text import last_boxed, last_tag
 
 SAID = re.compile(
     r"(?:answer|option|choice)\s*(?:is|:|would be|must be)*\s*(?:option\s*)?[:\s]*\**\(?([A-Z])\)?\**(?![A-Za-z'])",

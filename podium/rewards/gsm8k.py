@@ -10,7 +10,7 @@ import re
 from decimal import Decimal, InvalidOperation
 from typing import Any, Literal
 
-from podium.rewards.text import last_number, plain_number
+from podium.data.text import last_number, plain_number
 
 FINAL = re.compile(r"####\s*\$?(-?[\d.,]+)")
 

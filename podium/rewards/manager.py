@@ -43,6 +43,7 @@ class Scorer(Protocol):
 @dataclass(frozen=True)
 class RewardResult:
     scores: Tensor  # [B], NaN = unscored
+    without_rule: Tensor  # [B] bool: rows that no function was asked about
     texts: list[str]
     extra: dict[str, np.ndarray[Any, Any]]
     metrics: dict[str, float]
@@ -52,6 +53,7 @@ class RewardResult:
 class PendingRewards:
     rows: list[RewardRow]
     futures: list[Future[Outcome]]
+    without_rule: list[bool]
 
 
 class RewardManager:
@@ -61,10 +63,16 @@ class RewardManager:
         score_fn: Callable[..., Any] | Scorer,
         max_failure_rate: float = 0.5,
         data_sources: Iterable[str] = (),
+        model_sources: Iterable[str] = (),
+        reward_model: bool = False,
     ) -> None:
-        """`score_fn`: a scorer, or a plain function, which is then called in this process without a time limit."""
+        """`score_fn`: a scorer, or a plain function, which is then called in this process without a time limit.
+
+        With a `reward_model` some rows need no function: those of style `model`, and those of `model_sources`.
+        """
         self.scorer: Scorer = score_fn if hasattr(score_fn, "submit") else InlineScorer(score_fn)  # type: ignore[assignment]
         self.tokenizer, self.max_failure_rate = tokenizer, max_failure_rate
+        self.reward_model, self.model_sources = reward_model, frozenset(model_sources)
         self.streams = self.scorer.uses_processes(data_sources)
         """Whether rollout workers should score responses while they generate."""
 
@@ -75,13 +83,19 @@ class RewardManager:
         """Start scoring a batch."""
         rows = make_rows(batch, response_texts(batch, self.tokenizer))
         known = batch.non_tensor_batch.get(OUTCOME)
+        without = self._without_rule(batch, rows)
+        asked = [row for row, skip in zip(rows, without, strict=True) if not skip]
         if known is None:
-            return PendingRewards(rows, self.scorer.submit(rows))
-        futures: list[Future[Outcome]] = []
-        for outcome in known:
-            futures.append(Future())
-            futures[-1].set_result(outcome)
-        return PendingRewards(rows, futures)
+            answers = iter(self.scorer.submit(asked))
+        else:
+            answers = (_done(outcome) for outcome, skip in zip(known, without, strict=True) if not skip)
+        return PendingRewards(rows, [_done(Outcome("ok")) if skip else next(answers) for skip in without], without)
+
+    def _without_rule(self, batch: DataProto, rows: Sequence[RewardRow]) -> list[bool]:
+        if not self.reward_model:
+            return [False] * len(rows)
+        styles = [column.get("style") for column in batch.non_tensor_batch["reward_model"]]
+        return [s == "model" or row.data_source in self.model_sources for s, row in zip(styles, rows, strict=True)]
 
     def collect(self, pending: PendingRewards) -> RewardResult:
         """Wait for the scores; every row gets an outcome within the reward's own time limit."""
@@ -100,10 +114,19 @@ class RewardManager:
         scores = torch.tensor([o.values.get("score", float("nan")) for o in outcomes], dtype=torch.float32)
         names = sorted({key for outcome in outcomes for key in outcome.values} - {"score"})
         extra = {name: object_array([outcome.values.get(name) for outcome in outcomes]) for name in names}
-        return RewardResult(scores, [row.response for row in pending.rows], extra, _metrics(outcomes, extra))
+        without_rule = torch.tensor(pending.without_rule, dtype=torch.bool)
+        return RewardResult(
+            scores, without_rule, [row.response for row in pending.rows], extra, _metrics(outcomes, extra)
+        )
 
     def close(self) -> None:
         self.scorer.close()
+
+
+def _done(outcome: Outcome) -> Future[Outcome]:
+    future: Future[Outcome] = Future()
+    future.set_result(outcome)
+    return future
 
 
 def response_texts(batch: DataProto, tokenizer: Any) -> list[str]:

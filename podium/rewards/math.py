@@ -12,8 +12,8 @@ import re
 from functools import lru_cache
 from typing import Any
 
+from podium.data.text import last_boxed
 from podium.errors import ConfigError
-from podium.rewards.text import last_boxed
 
 UNITS = re.compile(
     r"\\(?:text|mathrm|mbox)\s*\{\s*(?:square |cubic |sq\.? )?(?:cm|mm|km|m|in|ft|inch(?:es)?|feet|foot|yards?|miles?|"
@@ -45,7 +45,8 @@ def is_equal(answer: str, truth: str, whole_text: bool = False) -> bool:
 def clean(text: str) -> str:
     """Without what changes the look and not the value: units, a trailing dot, spacing commands."""
     text = UNITS.sub("", text)
-    text = re.sub(r"\\(?:left|right|displaystyle|[,;!: ])(?![A-Za-z])", "", text)
+    text = re.sub(r"(?<!\\)\\(?:left|right|displaystyle|[,;!: ])(?![A-Za-z])", "", text)
+    text = text.replace("\\varnothing", "\\emptyset")
     text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?|\\degree|°", "", text)
     return text.strip().rstrip(".").strip()
 

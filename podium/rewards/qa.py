@@ -12,7 +12,7 @@ import string
 from collections.abc import Mapping
 from typing import Any
 
-from podium.rewards.text import last_tag
+from podium.data.text import last_tag
 
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 TAGS = re.compile(r"(</?(?:think|search|information|answer)>)")

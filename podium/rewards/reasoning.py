@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from podium.data.text import last_boxed, last_tag
 from podium.errors import ConfigError
-from podium.rewards.text import last_boxed, last_tag
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> dict[str, Any]:

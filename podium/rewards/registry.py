@@ -114,14 +114,17 @@ def short_names(references: list[str]) -> dict[str, str]:
     return {ref: tail if list(tails.values()).count(tail) == 1 else ref for ref, tail in tails.items()}
 
 
-def check_sources(config: RewardConfig, data_sources: set[str]) -> None:
-    """A function that does not load, or a data source that nothing can score, is an error before training starts."""
+def check_sources(config: RewardConfig, data_sources: set[str], reward_model: bool = False) -> set[str]:
+    """A function that does not load, or a data source that nothing can score, is an error before training starts.
+
+    Returns the sources that no function scores; they are allowed with a reward model alone.
+    """
     spec = make_spec(config)
     load_functions(spec)
-    if DEFAULT in spec.functions:
-        for source in sorted(data_sources):
-            if function_of(source) is None:
-                raise ConfigError(unknown_source(source))
+    unknown = {source for source in data_sources if function_of(source) is None} if DEFAULT in spec.functions else set()
+    if unknown and not reward_model:
+        raise ConfigError(unknown_source(min(unknown)))
+    return unknown
 
 
 def unknown_source(data_source: str) -> str:

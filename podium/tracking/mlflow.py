@@ -1,4 +1,4 @@
-"""MLflow: the server of `MLFLOW_TRACKING_URI`, else a database in the run folder. A resumed run goes on under its id."""
+"""MLflow: the server of `MLFLOW_TRACKING_URI`, or a database in the run folder. A resumed run goes on under its id."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TensorBoard: event files in `<run>/tensorboard`. A resumed run appends; what it does again replaces what was there."""
+"""TensorBoard: event files in `<run>/tensorboard`. A resumed run appends; steps it does again replace the old ones."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class Tracker(Protocol):
-    """Beside these a tracker may have `samples(step, samples)` for tables of generations, `run_id` and `resume(run_id)`.
+    """It may also have `samples(step, samples)` for tables of generations, `run_id` and `resume(run_id)`.
 
     Whatever may wait for a network belongs into `log`, `samples` and `close`, which run on the tracker's own thread.
     """

@@ -41,7 +41,7 @@ class WandbTracker:
 
     def close(self) -> None:
         if self._run is not None:
-            self._run.finish(quiet=True)
+            self._run.finish()
 
     def _open(self) -> Any:
         if self._run is None:

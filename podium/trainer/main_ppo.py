@@ -24,6 +24,7 @@ from podium.trainer.requirements import needs_reference_policy
 from podium.trainer.stopping import RunStopped, StopSignals
 from podium.workers.actor_rollout_ref import ActorRolloutRefWorker
 from podium.workers.critic import CriticWorker
+from podium.workers.reward_model import RewardModelWorker
 
 
 def run_ppo(config: Config) -> int:
@@ -54,6 +55,7 @@ def run_once(
         trainer.init_workers()
         trainer.fit()
     except PodiumError as failure:
+        stopping.check_wrapped()
         decision = policy.decide(failure, trainer.saver.saved_step or 0)
         lost = is_lost(failure)
         if lost:
@@ -75,7 +77,7 @@ def build_trainer(config: Config) -> RayPPOTrainer:
     train_dataset = make_dataset(config, tokenizer, "train")
     val_dataset = make_dataset(config, tokenizer, "val") if config.data.val_files else None
     sources = data_sources(train_dataset) | (data_sources(val_dataset) if val_dataset else set())
-    check_sources(config.reward, sources)
+    model_sources = check_sources(config.reward, sources, config.reward_model.enable)
     scorer = RewardScorer(config.reward)
     return RayPPOTrainer(
         config=config,
@@ -83,7 +85,9 @@ def build_trainer(config: Config) -> RayPPOTrainer:
         role_worker_mapping=role_workers(config),
         resource_pool_manager=make_pools(config, device),
         ray_worker_group_cls=worker_group_class(config.trainer.runtime),
-        reward_fn=RewardManager(tokenizer, scorer, config.reward.max_failure_rate, sources),
+        reward_fn=RewardManager(
+            tokenizer, scorer, config.reward.max_failure_rate, sources, model_sources, config.reward_model.enable
+        ),
         train_dataset=train_dataset,
         val_dataset=val_dataset,
         train_sampler=make_sampler(config, train_dataset),
@@ -117,6 +121,8 @@ def role_workers(config: Config) -> dict[Role, type[Worker]]:
     roles: dict[Role, type[Worker]] = {actor_role: ActorRolloutRefWorker}
     if config.critic.enable:
         roles[Role.Critic] = CriticWorker
+    if config.reward_model.enable:
+        roles[Role.RewardModel] = RewardModelWorker
     return roles
 
 

@@ -23,7 +23,7 @@ from podium.data.sampler import ResumableSampler
 from podium.errors import ConfigError
 from podium.metric import Metric, reduce_metrics
 from podium.protocol import DataProto
-from podium.rewards.manager import RewardManager
+from podium.rewards.manager import RewardManager, RewardResult
 from podium.single_controller import (
     LocalWorkerGroup,
     RayClassWithInitArgs,
@@ -49,6 +49,7 @@ from podium.trainer.metrics import (
     memory_metrics,
 )
 from podium.trainer.mini_batches import assign_mini_batches, partition_over_ranks, seqlen_metrics
+from podium.trainer.model_rewards import combine_scores, validation_scores
 from podium.trainer.recorder import Recorder
 from podium.trainer.requirements import needs_old_log_probs
 from podium.trainer.resume import ResumePoint, pending_state, read_pending
@@ -76,6 +77,7 @@ METHOD_OF_PHASE = {
     "ref": "compute_ref_log_prob",
     "values": "compute_values",
     "alignment": "compute_mean_hidden",
+    "reward_model": "compute_rm_score",
     "update_weights": "publish",
 }
 """Where the worker's method has another name than the phase."""
@@ -138,6 +140,7 @@ class RayPPOTrainer:
         """Start every role's workers and load their models."""
         actor_role = Role.ActorRolloutRef if self.use_reference_policy else Role.ActorRollout
         roles = {actor_role: "actor_rollout"} | ({Role.Critic: "critic"} if self.use_critic else {})
+        roles |= {Role.RewardModel: "reward_model"} if self.config.reward_model.enable else {}
         classes = {
             name: RayClassWithInitArgs(self.role_worker_mapping[role], self.config, role, self.total_training_steps)
             for role, name in roles.items()
@@ -145,6 +148,7 @@ class RayPPOTrainer:
         self.workers = self._start_group(actor_role, create_colocated_worker_cls(classes))
         groups: dict[str, Any] = dict(self.workers.spawn(list(classes)))
         self.actor_rollout_wg, self.critic_wg = groups["actor_rollout"], groups.get("critic")
+        self.reward_model_wg = groups.get("reward_model")
         for group in groups.values():
             group.init_model()
         self.cost_factor = self.actor_rollout_wg.cost_factor()
@@ -282,19 +286,34 @@ class RayPPOTrainer:
                 generated = self._join(pending.prompts, pending.output.get())
                 check_versions(generated, pending.version, self.policy_version)
             with marked_timer("reward", timing):
-                batch, outcome = score_batch(generated, self.reward_fn)
+                batch, outcome = score_batch(generated, self._reward)
                 metrics |= outcome.metrics
                 metrics["training/staleness"] = float(self.policy_version - pending.version)
                 self.recorder.rollouts(self.global_steps, make_samples(generated, outcome, self.tokenizer.decode))
                 if pending.baseline is not None:
                     greedy = self._join(pending.prompts, pending.baseline.get())
-                    batch = add_greedy_baseline(batch, greedy, self.reward_fn(greedy).scores)
+                    batch = add_greedy_baseline(batch, greedy, self._reward(greedy).scores)
             parts.append(drop_flat_groups(batch) if settings.enable else batch)
             if num_groups(parts) >= self.config.data.train_batch_size:
                 break
         batch = gather_groups(parts, self.config, metrics)
         limit = self.config.data.max_response_length
         return apply_score_penalties(batch, self.config.algorithm, self.tokenizer.eos_token_id, limit)
+
+    def _reward(self, batch: DataProto) -> RewardResult:
+        """The scores to train on: the rule's, the reward model's, or both."""
+        pending = self.reward_fn.submit(batch)
+        if self.reward_model_wg is None:
+            return self.reward_fn.collect(pending)
+        batch.union(self.reward_model_wg.compute_rm_score(batch))  # while the rules are at work
+        outcome = self.reward_fn.collect(pending)
+        return combine_scores(outcome, batch.tensors()["rm_scores"], self.config.reward_model)
+
+    def _val_reward(self, batch: DataProto) -> RewardResult:
+        outcome = self.val_reward_fn(batch)
+        if self.reward_model_wg is None:
+            return outcome
+        return validation_scores(outcome, self.reward_model_wg.compute_rm_score(batch).tensors()["rm_scores"])
 
     def _balance_batch(self, batch: DataProto, metrics: StepMetrics, logging_prefix: str = "global_seqlen") -> None:
         """Cut the batch into optimizer steps and share each of them over the ranks by cost."""
@@ -360,7 +379,7 @@ class RayPPOTrainer:
         timing: dict[str, float] = {}
         with marked_timer("testing", timing):
             generate, decode = self._generate_for_validation, self.tokenizer.decode
-            result = validate(self._val_batches(), generate, self.val_reward_fn, decode)
+            result = validate(self._val_batches(), generate, self._val_reward, decode)
         seconds = {"timing_s/testing": timing["testing"]}
         with self.stopping.protected():
             self.recorder.validation(self.global_steps, result.metrics | seconds, result.samples)

@@ -6,7 +6,7 @@ member is simply smaller. With dynamic sampling the groups of several generation
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from podium.config.schema import Config
 from podium.errors import PublishError, TrainingError
 from podium.metric import Metric
 from podium.protocol import DataProto
-from podium.rewards.manager import OUTCOME, RewardManager, RewardResult
+from podium.rewards.manager import OUTCOME, RewardResult
 
 
 def check_versions(batch: DataProto, oldest: int, newest: int) -> None:
@@ -36,7 +36,7 @@ def scored_columns(prompts: DataProto) -> list[str]:
     return [name for name in wanted if name in prompts.non_tensor_batch]
 
 
-def score_batch(batch: DataProto, reward_fn: RewardManager) -> tuple[DataProto, RewardResult]:
+def score_batch(batch: DataProto, reward_fn: Callable[[DataProto], RewardResult]) -> tuple[DataProto, RewardResult]:
     """The scored rows with their `token_level_scores`, and the outcome for all rows."""
     outcome = reward_fn(batch)
     written = batch.tensors()["response_mask"].sum(-1) > 0

@@ -51,6 +51,7 @@ class StopSignals:
         self._expires_at = expiration_time(os.environ if environ is None else environ)
         self._longest_step_s = 0.0
         self._request: RunStopped | None = None
+        self._raised = False
         self._protected = 0
         self._before: dict[int, Any] = {}
         self._entered = 0
@@ -94,7 +95,13 @@ class StopSignals:
 
     def check(self) -> None:
         if self._request is not None:
+            self._raised = True
             raise self._request
+
+    def check_wrapped(self) -> None:
+        """Call it on any other exception: other people's code may have wrapped ours into one of its own."""
+        if self._raised:
+            self.check()
 
     @contextmanager
     def protected(self) -> Iterator[None]:
@@ -120,7 +127,11 @@ class StopSignals:
         """Run the body; when it is told to stop, `leave` runs before RunStopped goes on."""
         with self:
             try:
-                yield
+                try:
+                    yield
+                except Exception:  # (not a fault boundary: it goes on, or what caused it does)
+                    self.check_wrapped()
+                    raise
             except RunStopped as stop:
                 with self.shielded():
                     leave(stop)

@@ -18,7 +18,7 @@ import numpy as np
 
 from podium.algorithms import best_at_n, maj_at_n, worst_at_n
 from podium.protocol import DataProto
-from podium.rewards.manager import RewardManager
+from podium.rewards.manager import RewardResult
 from podium.tracking import Sample
 from podium.trainer.mini_batches import group_index
 from podium.trainer.samples import make_samples
@@ -35,7 +35,7 @@ class ValidationResult:
 def validate(
     batches: Iterable[DataProto],
     generate: Callable[[DataProto], DataProto],
-    reward_fn: RewardManager,
+    reward_fn: Callable[[DataProto], RewardResult],
     decode: Callable[[Sequence[int]], str],
 ) -> ValidationResult:
     """`generate` returns the rows of its argument, repeated per sample, with responses."""

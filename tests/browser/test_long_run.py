@@ -58,7 +58,7 @@ def test_a_curve_of_100k_steps_is_drawn_within_a_second(
 ) -> None:
     cold, warm = [], []
     for _ in range(TRIES):
-        url = serve_folder(many)  # a server that has read nothing yet
+        url = serve_folder(many)  # a server that has just started
         page = open_page(f"{url}#/config?run=podium/long")
         expect(page.locator("table.config")).to_be_visible()
         cold.append(seconds_to_draw(page))
@@ -66,7 +66,7 @@ def test_a_curve_of_100k_steps_is_drawn_within_a_second(
         expect(page.locator("table.config")).to_be_visible()
         warm.append(seconds_to_draw(page))
         page.close()
-    figures["100k-step curve, server cold, s"] = best(cold)
+    figures["100k-step curve, server just started, s"] = best(cold)
     figures["100k-step curve, server warm, s"] = best(warm)
     assert best(cold) < 1
     assert best(warm) < 1
@@ -110,9 +110,9 @@ def test_a_million_samples_can_be_paged(
     page.get_by_role("button", name="Show more").click()
     expect(page.locator(".sample-row")).to_have_count(80)
     start = time.monotonic()
-    page.get_by_label("Order").select_option("score:1")
-    expect(page.locator(".sample-list")).not_to_have_attribute("aria-busy", "true", timeout=60_000)
-    expect(page.locator(".sample-row .score").first).to_have_text("1", timeout=60_000)
+    with page.expect_response(lambda answer: "sort=score" in answer.url, timeout=60_000):
+        page.get_by_label("Order").select_option("score:0")
+    expect(page.locator(".sample-row .score").first).to_have_text("0")
     figures["a million samples of one dump sorted the first time, s"] = round(time.monotonic() - start, 1)
 
 

@@ -71,6 +71,19 @@ def test_damaged_lines_are_skipped(tmp_path: Path) -> None:
     assert columns.read(path, ["a"])["a"][1].tolist() == [1, 2]
 
 
+def test_what_is_known_is_told_without_reading_and_nothing_else_is(tmp_path: Path) -> None:
+    path, columns = tmp_path / "metrics.jsonl", MetricColumns()
+    write_lines(path, [{"step": 1, "a": 1, "b": 2}])
+    assert columns.peek(path, ["a"]) is None
+    columns.read(path, ["a"])
+    assert columns.peek(path, ["b"]) is None
+    known = columns.peek(path, ["a", "no such"])
+    assert known is not None
+    assert known["a"][1].tolist() == [1]
+    write_lines(path, [{"step": 2, "a": 5, "b": 2}], mode="a")
+    assert columns.peek(path, ["a"]) is None
+
+
 def test_an_unknown_metric_has_no_points(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write_lines(path, [{"step": 1, "a": 1}])

@@ -1,4 +1,4 @@
-"""Running, finished, crashed, stalled: what the traces of a run say."""
+"""Running, finished, stopped, crashed, stalled: what the traces of a run say."""
 
 from __future__ import annotations
 
@@ -50,6 +50,13 @@ def test_an_event_of_failure_is_a_crash() -> None:
     assert judge(STARTED, {"kind": "failed", "error": "out of memory"}) == Standing("crashed", "out of memory")
 
 
+def test_a_run_that_was_told_to_stop_is_stopped_until_it_goes_on() -> None:
+    stopped = {"kind": "stopped", "step": 4, "reason": "SIGTERM"}
+    assert judge(STARTED, stopped, log=TRACEBACK, silence_s=1e9) == Standing("stopped", "SIGTERM")
+    assert judge(STARTED, stopped, {"kind": "resumed", "step": 4}).status == "running"
+    assert judge(STARTED, log=TRACEBACK.replace(b"ValueError: no such thing", b"KeyboardInterrupt")).status == "stopped"
+
+
 def test_silence_is_measured_in_steps() -> None:
     assert judge(STARTED, silence_s=90, step_s=30).status == "running"
     assert judge(STARTED, silence_s=400, step_s=30).status == "stalled"
@@ -68,7 +75,10 @@ def test_a_run_without_a_word_is_empty() -> None:
         ("non_finite_metrics", "warning"),
         ("worker_restarted", "warning"),
         ("worker_died", "error"),
-        ("save_failed", "error"),
+        ("checkpoint_failed", "error"),
+        ("checkpoint_broken", "error"),
+        ("workers_lost", "error"),
+        ("stopped", "warning"),
     ],
 )
 def test_severity_follows_the_words_of_an_event(kind: str, level: str) -> None:

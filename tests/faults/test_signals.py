@@ -101,3 +101,22 @@ def test_handlers_are_given_back() -> None:
     with StopSignals(TrainerConfig()):
         assert signal.getsignal(signal.SIGTERM) != before
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_stop_that_a_library_wraps_into_its_own_error_is_still_a_stop() -> None:
+    stopping, left = StopSignals(TrainerConfig(stop_grace_s=0)), list[str]()
+    with pytest.raises(RunStopped), stopping.guard(lambda stop: left.append(stop.reason)):
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except BaseException as error:
+            raise RuntimeError("CheckpointException") from error
+    assert left == ["got SIGTERM"]
+
+
+def test_an_error_during_a_protected_phase_is_not_taken_for_a_stop() -> None:
+    stopping, left = StopSignals(TrainerConfig(stop_grace_s=0)), list[str]()
+    guard = stopping.guard(lambda stop: left.append(stop.reason))
+    with pytest.raises(RuntimeError, match="mine"), guard, stopping.protected():
+        signal.raise_signal(signal.SIGTERM)
+        raise RuntimeError("mine")
+    assert left == [], "a half-made step is not saved"

@@ -65,7 +65,8 @@ def attempt(folder: Path, chance: random.Random, happened: Counter[str]) -> tupl
     signum = chance.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT))
     by_clock = chance.random() < 0.3
     if not by_clock:
-        faults.append(Fault(chance.choice(PHASES), nth=chance.randint(1, 3), signum=signum))
+        phase = chance.choice(PHASES)
+        faults.append(Fault(phase, nth=1 if phase == "load" else chance.randint(1, 3), signum=signum))
     child = start(folder, *WORDS, f"trainer.async_save={chance.choice(('true', 'false'))}", faults=tuple(faults))
     session = child.pid
     if chance.random() < 0.5:

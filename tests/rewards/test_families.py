@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from podium.data.text import last_boxed
 from podium.rewards import choice, code, format, gsm8k, qa
 from podium.rewards.registry import default_compute_score, function_of
-from podium.rewards.text import last_boxed
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,7 @@ def test_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     run_id = record(tmp_path, "wandb", STEPS)
+    time.sleep(1.1)  # its folders are named by the second
     record(tmp_path, "wandb", LATER, run_id)
     seen: dict[int, dict[str, Any]] = {}
     files = sorted((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
@@ -90,7 +92,7 @@ def test_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             if "_step" in items:
                 seen.setdefault(items["_step"], {}).update(items)
     assert {step: values["critic/score/mean"] for step, values in seen.items()} == {1: 0.25, 2: 0.75, 3: 0.875}
-    assert seen[2]["val/generations"]["_type"] == "table-file"
+    assert seen[2]["val/generations/_type"] == "table-file"
 
 
 def test_swanlab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Reward functions inside a real run: failures are unscored, hanging ones are killed, slow ones run beside generation."""
+"""Reward functions inside a real run: failures are unscored, hanging functions are killed, training goes on."""
 
 from __future__ import annotations
 

@@ -54,6 +54,9 @@ class TrainEngine(Protocol):
     def values(self, batch: DataProto) -> Tensor:
         """The value before each response token is written, [B, R] float32."""
 
+    def scores(self, batch: DataProto) -> Tensor:
+        """A reward model's score of each row: its value at the row's last token, [B] float32."""
+
     def mean_hidden(self, batch: DataProto) -> Tensor:
         """The mean of the last hidden states over the tokens the model wrote, [B, H] float32."""
 

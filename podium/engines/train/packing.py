@@ -50,6 +50,13 @@ def row_lengths(rows: TensorDict) -> list[int]:
     return lengths
 
 
+def response_tokens(rows: TensorDict) -> Tensor:
+    """The attention mask of the response columns, [rows, R]."""
+    width = rows["responses"].shape[1]
+    mask: Tensor = rows["attention_mask"][:, rows["attention_mask"].shape[1] - width :]
+    return mask
+
+
 def prompt_numbers(rows: TensorDict) -> tuple[Tensor, Tensor]:
     """Which of the distinct prompts each row has, and its length; both [rows]."""
     width = rows["attention_mask"].shape[1] - rows["responses"].shape[1]

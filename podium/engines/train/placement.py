@@ -59,6 +59,13 @@ class PlacedModel:
         for name, tensor in (self.named_weights() | buffers).items():
             yield name, full_tensor(tensor.detach().to(dtype or tensor.dtype))
 
+    def reshard(self) -> None:
+        """Bring every parameter back to its shard: after a forward pass the root's are still whole, and not those that
+        the optimizer knows."""
+        for module in self.root.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
     def weights_changed(self) -> None:
         """After a step or a load: bring the module up to date."""
         if self.masters is not None:

@@ -18,13 +18,14 @@ from tensordict import TensorDict
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from podium.algorithms.masking import last_token_mask
 from podium.config.schema import FSDPConfig, OptimConfig
 from podium.engines.train import state
 from podium.engines.train.base import LossFn, ModelOutputs
 from podium.engines.train.flops import estimate_flops
 from podium.engines.train.micro_batches import MicroBatchLimits, cut_into_micro_batches, stretch_to
 from podium.engines.train.optim import check_schedule, lr_factor, make_optimizer, set_lr
-from podium.engines.train.packing import empty_pack, pack
+from podium.engines.train.packing import empty_pack, pack, response_tokens
 from podium.engines.train.placement import PlacedModel, move_optimizer_state
 from podium.engines.train.sharding import Ranks, full_tensor, local_part
 from podium.engines.train.units import make_units, rows_of
@@ -52,15 +53,20 @@ class TorchEngine:
         fsdp: FSDPConfig | None = None,
         max_tokens_per_micro_batch: int = 16384,
         micro_batch_size_per_gpu: int | None = None,
+        values_after: bool = False,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
-        """Takes `module` over: float32 parameters, the same on every rank, become shards or are cast to `dtype`."""
+        """Takes `module` over: float32 parameters, the same on every rank, become shards or are cast to `dtype`.
+
+        `values_after`: a value belongs to the text up to and with its token, as a reward model's; else to what came before.
+        """
         self.module = module
         self.device = torch.device(device)
         self.dtype = dtype
         self.optim, self.total_steps, self.grad_clip = optim, total_steps, grad_clip
         self.fsdp = fsdp or FSDPConfig()
+        self.values_after = values_after
         self.limits = MicroBatchLimits(max_tokens_per_micro_batch, micro_batch_size_per_gpu)
         self.flops = estimate_flops(module)
         self.ranks = Ranks(self.device)
@@ -94,13 +100,19 @@ class TorchEngine:
         return results
 
     def values(self, batch: DataProto) -> Tensor:
-        """The value before each response token is written, [B, R] float32."""
+        """The value before each response token is written (or with it: `values_after`), [B, R] float32."""
         assert isinstance(self.module, ValueModel), "only a value model has values"
         rows = _rows(batch)
         values = _grid(rows)
         for index, outputs in self._score(rows):
             values[index] = outputs["values"].to(values)
         return values
+
+    def scores(self, batch: DataProto) -> Tensor:
+        """A reward model's score of each row: the value at its last token, [B] float32; 0 without a response."""
+        assert self.values_after, "only an engine with `values_after` scores whole responses"
+        values, rows = self.values(batch), _rows(batch)
+        return (values * last_token_mask(response_tokens(rows))).sum(-1)
 
     @torch.no_grad()
     def mean_hidden(self, batch: DataProto) -> Tensor:
@@ -122,7 +134,7 @@ class TorchEngine:
         """The model's outputs micro-batch by micro-batch, with the rows they belong to."""
         self._ready(train=False)
         for index in self._micro_batches(rows):
-            packed = pack(rows[index], self.device) if len(index) else empty_pack(self.device)
+            packed = pack(rows[index], self.device, own_hidden=self.values_after) if len(index) else empty_pack(self.device)
             outputs = self.root(packed, **options)
             if len(index):
                 yield index, outputs
@@ -169,7 +181,7 @@ class TorchEngine:
             outputs = self.root(empty_pack(self.device), **options)
             return torch.stack([out.sum() for out in outputs.values()]).sum() * 0.0, {}
         part = rows[index]
-        outputs = self.root(pack(part, self.device), **options)
+        outputs = self.root(pack(part, self.device, own_hidden=self.values_after), **options)
         loss, metrics = loss_fn(ModelOutputs(**outputs), part.to(self.device))
         if not loss.requires_grad:  # nothing of this micro-batch counts, but the backward pass is collective
             loss = loss + torch.stack([out.sum() for out in outputs.values()]).sum() * 0.0
@@ -225,6 +237,7 @@ class TorchEngine:
     def state_tensors(self) -> dict[str, Tensor]:
         """What a checkpoint holds: model, optimizer and step count, the live tensors themselves."""
         self._ready(train=False)
+        self.placed.reshard()
         tensors = self._model_state()
         if self.optimizer is not None:
             tensors |= state.optimizer_tensors(self.optimizer, self.placed.named_weights())
@@ -237,6 +250,7 @@ class TorchEngine:
     def load(self, folder: Path) -> None:
         """What `save` wrote. An engine without an optimizer takes the model alone."""
         self._ready(train=False)
+        self.placed.reshard()
         saved = state.saved_names(folder)
         tensors = self._model_state()
         if missing := state.missing_model_tensors(set(tensors), saved):

@@ -1,6 +1,7 @@
 """What stays together in a micro-batch: the rows of one prompt, so that it goes through the model once.
 
-A unit that would exceed the token budget is cut. With a limit in rows instead of tokens every row is a unit of its own,
+A unit that would exceed the token budget is cut, unless the rows have a column `unit`: rows of one number there (and of
+one prompt) are compared by the loss and never part. With a limit in rows instead of tokens every row is a unit of its own,
 since that limit counts rows.
 """
 
@@ -13,6 +14,9 @@ from tensordict import TensorDict
 
 from podium.engines.train.micro_batches import MicroBatchLimits
 from podium.engines.train.packing import prompt_numbers, row_lengths
+
+UNIT = "unit"
+"""The column of rows that must stay together."""
 
 Cost = Callable[[int], float]
 """The cost of a sequence of so many tokens."""
@@ -30,6 +34,8 @@ def make_units(rows: TensorDict, limits: MicroBatchLimits, cost: Cost) -> list[U
     if len(rows) == 0:
         return []
     lengths = row_lengths(rows)
+    if UNIT in rows.keys():  # noqa: SIM118  (a TensorDict iterates over its rows)
+        return _given_units(rows, lengths, cost)
     if limits.max_rows is not None:
         return [Unit([row], length, cost(length)) for row, length in enumerate(lengths)]
     numbers, prompts = prompt_numbers(rows)
@@ -42,6 +48,14 @@ def make_units(rows: TensorDict, limits: MicroBatchLimits, cost: Cost) -> list[U
         for group in members.values()
         for part in _cut(group, prompt_lengths[group[0]], lengths, limits.max_tokens)
     ]
+
+
+def _given_units(rows: TensorDict, lengths: list[int], cost: Cost) -> list[Unit]:
+    prompts = prompt_numbers(rows)[1].tolist()
+    members: dict[int, list[int]] = {}
+    for row, number in enumerate(rows[UNIT].tolist()):
+        members.setdefault(number, []).append(row)
+    return [_unit(group, prompts[group[0]], lengths, cost) for group in members.values()]
 
 
 def rows_of(units: Iterable[Unit]) -> list[int]:

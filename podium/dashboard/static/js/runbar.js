@@ -41,7 +41,7 @@ function chip(view, chosen, id, index) {
 
 // Why a run ended badly. That one of several is silent is in its chip already.
 function notice(run, numChosen) {
-  const isShown = run?.reason && (run.status === "crashed" || (run.status === "stalled" && numChosen === 1));
+  const isShown = run?.reason && (run.status === "crashed" || (["stalled", "stopped"].includes(run.status) && numChosen === 1));
   if (!isShown) return null;
   const who = numChosen > 1 ? `${label(run.id)} ${run.status}: ` : `${run.status}: `;
   return el("p", { class: `notice notice-${run.status}` }, el("strong", {}, who), run.reason);

@@ -29,10 +29,13 @@ class ModuleBody:
         self.refresh()
 
     def refresh(self) -> None:
-        self._storages = storages(self.module)
+        self.storages = storages(self.module)
+
+    def forget(self) -> None:
+        """It holds nothing but the module."""
 
     def is_current(self) -> bool:
-        return storages(self.module) == self._storages
+        return storages(self.module) == self.storages
 
     def __call__(self, ids: Tensor, positions: Tensor, plan: Any) -> Tensor:
         """Last hidden states [T, hidden] of packed tokens [T]."""
@@ -56,10 +59,10 @@ class Model:
 
     def refresh(self) -> bool:
         """Follow the parameters where they went; True when they had moved."""
-        if self.body.is_current():
-            return False
-        self.body.refresh()
-        return True
+        before = self.body.storages
+        if not self.body.is_current():
+            self.body.refresh()
+        return self.body.storages != before
 
     def hidden(self, ids: Tensor, positions: Tensor, plan: Plan) -> Tensor:
         with self._autocast():

@@ -171,6 +171,8 @@ class NativeEngine(ModuleEngine):
         with self._lock:
             self._drop_computed()
             self.cache = None
+            if self._owns_weights:
+                self.runner.model.body.forget()
             self._put_weights_away()
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()

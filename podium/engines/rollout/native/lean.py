@@ -81,17 +81,22 @@ class LeanBody:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Take the parameters as they lie now; call it when `is_current` says no."""
+        """Take the parameters as they lie now."""
         body: Any = backbone(self.module)
         self.embedding: Tensor = body.embed_tokens.weight.data
         self.layers = [self._layer(layer) for layer in body.layers]
         self.norm: Tensor = body.norm.weight.data
         if self._rotary is None or self._rotary[0].device != self.embedding.device:
             self._rotary = self._rotary_table(body.rotary_emb)
-        self._storages = storages(self.module)
+        self.storages = storages(self.module)
+
+    def forget(self) -> None:
+        """Let go of the parameters, so that their memory can be freed."""
+        self.layers = []
+        self.embedding = self.norm = torch.empty(0)
 
     def is_current(self) -> bool:
-        return storages(self.module) == self._storages
+        return bool(self.layers) and storages(self.module) == self.storages
 
     def _rotary_table(self, rotary_emb: nn.Module) -> tuple[Tensor, Tensor]:
         """cos and sin of every position, rounded as the module rounds them."""

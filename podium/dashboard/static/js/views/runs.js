@@ -89,7 +89,7 @@ class Overview {
   #drawTiles() {
     const counts = {};
     for (const run of runs.values()) counts[run.status] = (counts[run.status] ?? 0) + 1;
-    const names = ["running", "finished", "stalled", "crashed", "empty"].filter((name) => counts[name]);
+    const names = ["running", "finished", "stopped", "stalled", "crashed", "empty"].filter((name) => counts[name]);
     replace(
       this.tiles,
       el("li", { class: "tile" }, el("strong", {}, count(runs.size)), runs.size === 1 ? " run" : " runs"),

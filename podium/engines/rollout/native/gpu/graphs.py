@@ -7,7 +7,8 @@ graphs when it did not.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,18 @@ class Graph:
         self.owner.num_replays += times
 
 
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """A graph that the garbage collector destroys during a capture would break it."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 class Graphs:
     def __init__(self) -> None:
         self.num_captures = 0
@@ -42,11 +55,13 @@ class Graphs:
         self._graphs: dict[Hashable, Graph] = {}
         self._pool: Any = None
         self._base = 0
+        self._side: torch.cuda.Stream | None = None
 
     def follow(self, base: int, moved: bool) -> None:
         """`base`: where the cache lies. Drop all graphs when it or anything else they point to has moved."""
         if moved or base != self._base:
             self._graphs.clear()
+            self._pool = None  # a pool dies with its last graph
             self._base = base
 
     def get(self, key: Hashable) -> Graph | None:
@@ -54,7 +69,7 @@ class Graphs:
 
     def capture(self, key: Hashable, step: Callable[[], None]) -> Graph:
         """Run `step` until everything it needs is compiled, then record it; the caller makes sure it has no effect."""
-        side = torch.cuda.Stream()
+        side = self._side = self._side or torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(WARM_UP_STEPS):
@@ -63,9 +78,13 @@ class Graphs:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        gc.collect()  # a tensor of another graph freed during capture would break it
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            step()
+        with torch.cuda.stream(side), _no_collection():
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                step()
+            finally:
+                graph.capture_end()
+        torch.cuda.current_stream().wait_stream(side)
         self.num_captures += 1
         self._graphs[key] = Graph(graph, self)
         return self._graphs[key]

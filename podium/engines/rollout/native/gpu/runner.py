@@ -123,7 +123,7 @@ class GraphRunner:
     def _step(self, rows: Tensor, cache: PagedKV, filtered: bool) -> None:
         """One token for each slot in `rows` [B], all on the device."""
         tokens, positions, places = self.state.read_inputs(rows, cache.block_size)
-        splits = choose_splits(len(rows), cache.shape.num_kv_heads, self.processors)
+        splits = choose_splits(len(rows), cache.shape.num_kv_heads, cache.shape.head_dim, self.processors)
         plan = DecodePlan(cache, self.state, rows, places, splits)
         logits = self.model.logits(self.model.hidden(tokens, positions, plan))
         self._draw(logits, self._every[: len(rows)], rows, filtered)

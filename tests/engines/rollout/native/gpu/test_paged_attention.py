@@ -81,9 +81,10 @@ def test_rotating_storing_and_attending_in_one_equals_one_after_the_other(
 
 
 def test_small_batches_are_split_until_the_processors_have_work() -> None:
-    assert choose_splits(256, 8, 132) == 1
-    assert choose_splits(16, 2, 132) * 16 * 2 > 256
-    assert choose_splits(1, 1, 132) <= 16
+    assert choose_splits(256, 8, 128, 132) == choose_splits(256, 2, 64, 132) == 1
+    assert choose_splits(16, 2, 64, 132) * 16 * 2 > 132
+    assert choose_splits(32, 8, 128, 132) > choose_splits(128, 8, 128, 132)
+    assert choose_splits(1, 1, 128, 132) <= 16
 
 
 def test_pages_are_copied_in_every_layer(device: torch.device) -> None:

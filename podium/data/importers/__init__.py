@@ -1,0 +1,90 @@
+"""Importers: public data sets, from local copies, as rows of ours. `podium data <name> ...` writes them to parquet.
+
+Nothing is downloaded. An importer is a function from options to rows; a new one is a new entry here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from podium.data.importers.public import gsm8k, jsonl, math, nq_search
+from podium.data.importers.reasoning_gym import reasoning_gym
+from podium.errors import ConfigError, DataError
+from podium.plugins import nearest
+
+Row = dict[str, Any]
+FILE_IMPORTERS: dict[str, Callable[[Iterable[Row], str], Iterator[Row]]] = {
+    "gsm8k": gsm8k,
+    "math": math,
+    "nq_search": nq_search,
+    "jsonl": jsonl,
+}
+GYM = "reasoning_gym:"
+
+
+def import_rows(name: str, files: list[str], split: str, size: int = 1000, seed: int = 0) -> Iterator[Row]:
+    """The rows of a data set. `size` and `seed` are for tasks that make their own."""
+    if name.startswith(GYM):
+        return reasoning_gym(name.removeprefix(GYM), split, size, seed)
+    if name not in FILE_IMPORTERS:
+        known = [*FILE_IMPORTERS, f"{GYM}<task>"]
+        raise ConfigError(f"podium data: there is no importer {name!r}{nearest(name, known)}")
+    if not files:
+        raise ConfigError(f"podium data {name}: name the local files to read")
+    return FILE_IMPORTERS[name](read_raw(files), split)
+
+
+def read_raw(files: Iterable[str]) -> Iterator[Row]:
+    """Rows of jsonl, json and parquet files, and of folders that hold such files."""
+    for word in files:
+        path = Path(word).expanduser()
+        if path.is_dir():
+            inside = sorted(p for p in path.rglob("*") if p.suffix in (".jsonl", ".json", ".parquet"))
+            if not inside:
+                raise DataError(f"{word!r} holds no .jsonl, .json or .parquet file")
+            yield from read_raw(str(p) for p in inside)
+        elif not path.is_file():
+            raise DataError(f"there is no file {word!r}")
+        elif path.suffix == ".parquet":
+            from podium.data.arrow import open_parquet
+
+            rows = open_parquet(path, "")
+            yield from (rows[row] for row in range(len(rows)))
+        else:
+            yield from _read_json(path)
+
+
+def _read_json(path: Path) -> Iterator[Row]:
+    text = path.read_text(encoding="utf-8")
+    try:
+        whole = json.loads(text) if path.suffix == ".json" else None
+        values = whole if isinstance(whole, list) else [whole] if whole is not None else None
+        if values is None:
+            values = [json.loads(line) for line in text.splitlines() if line.strip()]
+    except ValueError as error:
+        raise DataError(f"{path} is not valid JSON: {error}") from error
+    for number, value in enumerate(values):
+        if not isinstance(value, dict):
+            raise DataError(f"{path}, row {number}: a JSON object was expected, found {type(value).__name__}")
+        yield value
+
+
+def write_rows(rows: Iterable[Row], target: Path) -> int:
+    """Write a parquet file, whole or not at all; how many rows it has."""
+    import pyarrow
+    import pyarrow.parquet
+
+    table = pyarrow.Table.from_pylist(list(rows))
+    if not table.num_rows:
+        raise DataError("the files hold no rows")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.partial")
+    try:
+        pyarrow.parquet.write_table(table, partial)
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+    return int(table.num_rows)

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from podium.checkpoint.export import export_hf
+from podium.checkpoint.store import CheckpointStore
+from podium.cli.main import main
+from podium.config.schema import ModelConfig
+from podium.models.load import load_causal_lm, load_tokenizer
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints of steps 1 and 2; in step 2 the first weight is 2."""
+    folder = tmp_path_factory.mktemp("exported")
+    tokenizer, model = load_tokenizer("builtin:tiny", False), load_causal_lm(ModelConfig(path="builtin:tiny"))
+    store = CheckpointStore(folder / "checkpoints")
+    for step in (1, 2):
+        next(model.parameters()).data.view(-1)[0] = float(step)
+        weights = list(model.named_parameters())
+        store.save(step, {}, lambda path: export_hf(weights, model.config, tokenizer, path / "hf"))  # noqa: B023
+    return folder
+
+
+def first_weight(folder: Path) -> torch.Tensor:
+    return next(AutoModelForCausalLM.from_pretrained(folder).parameters()).detach().view(-1)[0]
+
+
+def test_the_newest_step_is_exported_and_loads(run_folder: Path, tmp_path: Path) -> None:
+    assert main(["export", str(run_folder), str(tmp_path / "out")]) == 0
+    assert first_weight(tmp_path / "out") == 2
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    generation = GenerationConfig.from_pretrained(tmp_path / "out")
+    assert generation.eos_token_id == tokenizer.eos_token_id and generation.pad_token_id == tokenizer.pad_token_id
+
+
+def test_any_step_in_any_number_type(run_folder: Path, tmp_path: Path) -> None:
+    words = ["export", str(run_folder), str(tmp_path / "out"), "--step", "1", "--dtype", "bfloat16"]
+    assert main(words) == 0
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
+    assert first_weight(tmp_path / "out") == 1 and next(model.parameters()).dtype == torch.bfloat16
+
+
+def test_a_checkpoint_folder_works_too(run_folder: Path, tmp_path: Path) -> None:
+    assert main(["export", str(run_folder / "checkpoints" / "global_step_1"), str(tmp_path / "out")]) == 0
+    assert first_weight(tmp_path / "out") == 1
+
+
+def test_mistakes_are_explained(run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").touch()
+    for words, said in (
+        (["export", str(run_folder)], "takes a run or checkpoint and a new folder"),
+        (["export", str(tmp_path / "none"), "out"], "there is no folder"),
+        (["export", str(run_folder), str(tmp_path / "out"), "--step", "9"], "no checkpoint of step 9; it has 1, 2"),
+        (["export", str(run_folder), str(tmp_path / "full")], "already holds files"),
+        (["export", str(run_folder), str(tmp_path / "out"), "--adapter"], "was not trained with LoRA"),
+    ):
+        assert main(words) != 0
+        assert said in " ".join(capsys.readouterr().err.split()), words
