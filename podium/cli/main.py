@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Sequence
 
 from podium import __version__
-from podium.cli import dashboard, data, export, train
+from podium.cli import dashboard, data, export, sft, train
 from podium.errors import ConfigError, PodiumError
 
 EPILOG = """\
@@ -21,6 +21,8 @@ examples:
   podium train quickstart               recipes/quickstart.yaml
   podium train my.yaml trainer.seed=7   a recipe of yours, one setting changed
   podium train my.yaml --dry-run        what would run, without running it
+  podium sft my.yaml                    supervised fine-tuning, before the reinforcement
+  podium train-reward pairs.parquet     a reward model from pairs of responses
   podium dashboard                      curves and samples in a browser
   podium export runs/podium/x model     a trained model as a Hugging Face folder
 
@@ -65,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"podium {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="<command>")
     train.add_parser(commands)
+    sft.add_parsers(commands)
     dashboard.add_parser(commands)
     export.add_parser(commands)
     data.add_parser(commands)

@@ -74,7 +74,7 @@ def train(config: Config) -> int:
     try:
         return run_ppo(config)
     except BaseException as error:
-        _keep_traceback(error, Path(config.trainer.default_local_dir) / "console.log")
+        keep_traceback(error, Path(config.trainer.default_local_dir) / "console.log")
         raise
 
 
@@ -151,7 +151,7 @@ def _count_file(path: Path) -> int | None:
     return None
 
 
-def _keep_traceback(error: BaseException, path: Path) -> None:
+def keep_traceback(error: BaseException, path: Path) -> None:
     """The terminal shows one paragraph; the whole story stays in the run folder, if the run got that far."""
     try:
         with path.open("a", encoding="utf-8", errors="backslashreplace") as file:

@@ -401,6 +401,8 @@ class TrainerConfig:
     """Readers of the run beside its folder."""
     log_val_generations: int = 4
     """Validation samples to show in the console."""
+    log_token_samples: int = 32
+    """Samples per step whose dump carries every token with its log-prob and advantage."""
     rollout_data_dir: str = ""
     """Where rollouts are dumped. Empty: `rollouts/` in the run folder."""
     validation_data_dir: str = ""

@@ -99,8 +99,6 @@ def _finish(config: C) -> C:
     if trainer.runtime == "auto":
         trainer.runtime = "local"
     resolve_folders(config)
-    if not data.val_files:
-        data.val_files = [word for word in data.train_files if word.startswith(TASK_PREFIX)]
     return config
 
 

@@ -1,4 +1,4 @@
-"""How a run stands: running, finished, stopped, crashed or stalled, told from its events, its log and the age of its files.
+"""How a run stands: running, finished, stopped, crashed or stalled, told from events, log and the age of files.
 
 A run writes `finished` when it ends well. A failure leaves a traceback at the end of console.log, or an event that says
 so. A run that has been silent for much longer than its steps take is stalled: nobody can tell from a folder whether its

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow
 import pyarrow.parquet
 from pyarrow import ipc
-from pyarrow.lib import ArrowInvalid
+from pyarrow.lib import ArrowInvalid, RecordBatch, memory_map
 
 from podium.errors import DataError
 
@@ -35,7 +34,7 @@ CACHE = ".podium_cache"
 class ArrowRows:
     """Rows of record batches, found by number."""
 
-    def __init__(self, batches: Sequence[pyarrow.RecordBatch]) -> None:
+    def __init__(self, batches: Sequence[RecordBatch]) -> None:
         self._batches = [batch for batch in batches if batch.num_rows]
         self._starts = np.cumsum([0, *(batch.num_rows for batch in self._batches)])
 
@@ -62,7 +61,7 @@ def open_parquet(path: Path, cache_dir: str) -> ArrowRows:
 
 def open_arrow(path: Path) -> ArrowRows:
     """An Arrow file, in the random-access or the streaming form."""
-    source = pyarrow.memory_map(str(path))
+    source = memory_map(str(path))
     try:
         reader = ipc.open_file(source)
         return ArrowRows([reader.get_batch(i) for i in range(reader.num_record_batches)])

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from podium.config.schema import DataConfig
+from podium.config.schema_sft import ResponseDataConfig
 from podium.data.prompts import PromptError, build_messages, encode_messages, fit_prompt, is_overlong
 from podium.data.quarantine import BadRow, OverlongRow, Quarantine
 from podium.data.rows import Row, read_row
@@ -72,6 +73,11 @@ class RLHFDataset:
         """Where each source begins among the rows of this dataset; the number of rows at the end."""
         return [int(place) for place in np.searchsorted(self._rows, self._starts)]
 
+    def uid(self, index: int) -> str:
+        """The id of a row, without reading it."""
+        place, row_number = self._locate(int(self._rows[index]))
+        return f"{self._ids[place]}-{row_number}"
+
     def check_rows(self) -> None:
         """Quarantine the bad ones among the first rows of files; what comes behind is checked when it is drawn."""
         files = [place for place, source in enumerate(self._sources) if not is_task_word(source.name)]
@@ -118,7 +124,7 @@ class RLHFDataset:
             "reward_model": row.reward_model,
             "ground_truth": row.ground_truth,
             "extra_info": row.extra_info,
-            "uid": f"{self._ids[place]}-{row_number}",
+            "uid": self.uid(index),
         }
 
     def _read(self, place: int, row_number: int) -> tuple[Row, list[dict[str, Any]], list[int]]:
@@ -222,7 +228,7 @@ def collate_fn(rows: Sequence[dict[str, Any]], pad_token_id: int = 0) -> Batch:
     return batch
 
 
-def validation_files(config: DataConfig) -> list[str]:
+def validation_files(config: DataConfig | ResponseDataConfig) -> list[str]:
     """`data.val_files`, or else the validation split of the built-in tasks trained on, at its default size."""
     if config.val_files:
         return list(config.val_files)

@@ -1,7 +1,7 @@
 """Rows that cannot be used: written down with file, row and reason, counted, and past a limit a reason to stop.
 
-One JSON object a line in `quarantine.jsonl` of the run folder; a row that is found again, by a resumed run or in a later
-epoch, is neither written nor counted twice. What makes a row bad is decided by others.
+One JSON object a line in `quarantine.jsonl` of the run folder; a row that is found again, by a resumed run or in a
+later epoch, is neither written nor counted twice. What makes a row bad is decided by others.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Publishing: trained weights into a rollout engine, with a proof that they arrived.
 
 `shared`: both engines run one module, so nothing is copied; the new version is set and what was computed from the old
-weights is dropped. `gathered`: full tensors stream from the trainer into the engine's own module. Every publish is then
-checked: a sample of each tensor's values (shared: the very storages), and the engine's log-probs of fixed tokens
-against the trainer's. A difference raises a PublishError that names the tensor. A transport is a function in
-`TRANSPORTS`; deciding when to publish is the trainer's.
+weights is dropped. `gathered`: full tensors stream from the trainer into the engine's own module. `broadcast`: the
+engines are in other processes, behind a channel (rollout/remote.py has their side). Every publish is then checked: a
+sample of each tensor's values (shared: the very storages), and the engine's log-probs of fixed tokens against the
+trainer's. A difference raises a PublishError that names the tensor. A transport is a function in `TRANSPORTS`; deciding
+when to publish is the trainer's. Adapters are merged by whoever streams `weights()`.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from podium.engines.rollout.base import RolloutEngine
+from podium.engines.rollout.remote import RemoteEngines, differing
 from podium.engines.rollout.weights import named_tensors, sample_values, storage_of
 from podium.errors import PublishError
 from podium.metric import Metric, Metrics
 from podium.protocol import DataProto
 
-Mode = Literal["shared", "gathered"]
+Mode = Literal["shared", "gathered", "broadcast"]
+Receiver = RolloutEngine | RemoteEngines
 Probe = Callable[[list[int]], Tensor]
 """The trainer's own log-probs [P-1] of tokens 1 to P-1."""
 
@@ -84,7 +87,7 @@ class Publication:
 
 def publish(
     train_engine: WeightSource,
-    rollout_engine: RolloutEngine,
+    rollout_engine: Receiver,
     version: int,
     *,
     mode: Mode | Literal["auto"] = "auto",
@@ -96,11 +99,17 @@ def publish(
     if mode == "auto":
         same = rollout_engine.module is train_engine.module and not train_engine.sharded
         mode = "shared" if same else "gathered"
-    sent = TRANSPORTS[mode](train_engine, rollout_engine, version)
-    _check_samples(sent, rollout_engine, version)
-    difference = None
-    if probe is not None:
-        difference = _check_probe(train_engine, rollout_engine, probe, tolerance)
+    if isinstance(rollout_engine, RemoteEngines):
+        mode = "broadcast"
+    try:
+        sent = TRANSPORTS[mode](train_engine, rollout_engine, version)
+        _check_samples(sent, rollout_engine, version)
+        difference = None
+        if probe is not None:
+            difference = _check_probe(train_engine, rollout_engine, probe, tolerance)
+    finally:
+        if isinstance(rollout_engine, RemoteEngines):
+            rollout_engine.finish()
     seconds = time.perf_counter() - start
     return Publication(version, mode, sent.num_tensors, sent.num_bytes, difference, seconds)
 
@@ -129,8 +138,9 @@ def make_probe(train_engine: Scorer) -> Probe:
 # ---- transports
 
 
-def _share(train_engine: WeightSource, rollout_engine: RolloutEngine, version: int) -> Sent:
+def _share(train_engine: WeightSource, rollout_engine: Receiver, version: int) -> Sent:
     """Nothing moves: both sides must hold the same storages."""
+    assert not isinstance(rollout_engine, RemoteEngines), "publish() broadcasts to remote engines"
     if train_engine.sharded:
         raise PublishError("A sharded train engine holds parts of tensors, which cannot be shared; use gathered.")
     held = rollout_engine.weights()
@@ -147,7 +157,7 @@ def _share(train_engine: WeightSource, rollout_engine: RolloutEngine, version: i
     return Sent(len(ours))
 
 
-def _gather(train_engine: WeightSource, rollout_engine: RolloutEngine, version: int) -> Sent:
+def _stream(train_engine: WeightSource, rollout_engine: Receiver, version: int) -> Sent:
     """Stream full tensors into the engine, keeping a sample of each for the check."""
     samples: dict[str, Tensor] = {}
     num_bytes = 0
@@ -163,16 +173,26 @@ def _gather(train_engine: WeightSource, rollout_engine: RolloutEngine, version: 
     return Sent(len(samples), num_bytes, samples)
 
 
-TRANSPORTS: dict[Mode, Callable[[WeightSource, RolloutEngine, int], Sent]] = {"shared": _share, "gathered": _gather}
+TRANSPORTS: dict[Mode, Callable[[WeightSource, Receiver, int], Sent]] = {
+    "shared": _share,
+    "gathered": _stream,
+    "broadcast": _stream,
+}
 
 
 # ---- checks
 
 
-def _check_samples(sent: Sent, rollout_engine: RolloutEngine, version: int) -> None:
+def _check_samples(sent: Sent, rollout_engine: Receiver, version: int) -> None:
     """The engine's version is the new one, and it holds the values that were sent, rounded to its own type."""
     if rollout_engine.version != version:
         raise PublishError(f"The rollout engine says it has version {rollout_engine.version} after version {version}.")
+    if isinstance(rollout_engine, RemoteEngines):
+        digests = rollout_engine.held(version, sent.samples)
+        for name, values in sent.samples.items():
+            if differing(name, values, digests):
+                raise PublishError(_differs(name, version))
+        return
     held = rollout_engine.weights()
     if held is None:
         return
@@ -182,12 +202,13 @@ def _check_samples(sent: Sent, rollout_engine: RolloutEngine, version: int) -> N
             raise PublishError(_differs(name, version))
 
 
-def _check_probe(
-    train_engine: WeightSource, rollout_engine: RolloutEngine, probe: Probe, tolerance: float | None
-) -> float:
-    ours = probe(rollout_engine.probe_tokens()).float().cpu()
-    theirs = rollout_engine.probe().float().cpu()
-    difference = float((ours - theirs).abs().mean())
+def _check_probe(train_engine: WeightSource, rollout_engine: Receiver, probe: Probe, tolerance: float | None) -> float:
+    if isinstance(rollout_engine, RemoteEngines):
+        pairs = rollout_engine.probes(probe)
+    else:
+        pairs = [(probe(rollout_engine.probe_tokens()).float().cpu(), rollout_engine.probe().float().cpu())]
+    distances = [float((ours - theirs).abs().mean()) for ours, theirs in pairs]
+    difference = next((d for d in distances if d != d), max(distances, default=0.0))
     if tolerance is None:
         is_float32 = next(train_engine.module.parameters()).dtype == torch.float32
         tolerance = FLOAT32_TOLERANCE if is_float32 else HALF_TOLERANCE
@@ -205,8 +226,13 @@ def _check_probe(
     return difference
 
 
-def _first_difference(train_engine: WeightSource, rollout_engine: RolloutEngine) -> str | None:
+def _first_difference(train_engine: WeightSource, rollout_engine: Receiver) -> str | None:
     """The first tensor that differs in any value; every rank goes through all of them."""
+    if isinstance(rollout_engine, RemoteEngines):
+        names = [name for name, _ in named_tensors(train_engine.module)]
+        digests = rollout_engine.held(rollout_engine.version, names, whole=True)
+        found = [name for name, tensor in train_engine.weights() if differing(name, tensor, digests)]
+        return found[0] if found else None
     held = rollout_engine.weights()
     theirs = dict(held) if held is not None else {}
     culprits = [

@@ -11,11 +11,15 @@ import re
 from collections.abc import Mapping, Sequence
 
 HEADLINES = ("reward", "validation", "KL", "entropy", "length", "tokens/s")
+SUPERVISED = ("loss", "accuracy", "tokens/s")
+"""The headlines of a run that learns from finished responses."""
 _SOURCES = {
     "reward": ("critic/score/mean", "critic/rewards/mean"),
     "KL": ("actor/reward_kl_penalty", "actor/kl_loss", "actor/ppo_kl"),
     "entropy": ("actor/entropy",),
     "length": ("response_length/mean",),
+    "loss": ("sft/loss", "rm/loss"),
+    "accuracy": ("rm/accuracy",),
 }
 """For each headline the metrics that can supply it; the first one present does. KL: to the reference, else to the old
 policy."""

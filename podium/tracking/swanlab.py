@@ -48,14 +48,14 @@ class SwanLabTracker:
             trainer = self.config.trainer
             folder = Path(trainer.default_local_dir) / "swanlog"
             folder.mkdir(parents=True, exist_ok=True)
-            mode = os.environ.get("SWANLAB_MODE") or ("online" if os.environ.get("SWANLAB_API_KEY") else "offline")
+            mode: Any = os.environ.get("SWANLAB_MODE") or ("online" if os.environ.get("SWANLAB_API_KEY") else "offline")
             self._run = swanlab.init(
                 project=trainer.project_name,
                 name=trainer.experiment_name,
                 id=self.run_id,
                 resume="allow",
                 log_dir=str(folder),
-                mode=mode,  # type: ignore[arg-type]
+                mode=mode,
                 config=public_config(self.config),
             )
         return self._run

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from podium.config.resolve import num_workers
 from podium.config.schema import Config
-from podium.tracking.headline import HEADLINES, duration, number, sparkline, trend
+from podium.tracking.headline import HEADLINES, SUPERVISED, duration, number, sparkline, trend
 from podium.tracking.runlog import Sample
 
 
@@ -29,7 +29,7 @@ class View:
         self.total_steps = total_steps
         self.current_step = 0
         self.started = time.monotonic()
-        self.history: dict[str, list[float]] = {name: [] for name in HEADLINES}
+        self.history: dict[str, list[float]] = {name: [] for name in {*HEADLINES, *SUPERVISED}}
         self.samples: Sequence[Sample] = ()
         self.samples_step = 0
         self._first: tuple[int, float] | None = None
@@ -100,7 +100,8 @@ class View:
         grid = Table.grid(padding=(0, 0))
         for _ in range(columns):
             grid.add_column(width=cell, no_wrap=True)
-        cells = [self._headline(name, cell) for name in HEADLINES]
+        shown = SUPERVISED if self.history["loss"] else HEADLINES
+        cells = [self._headline(name, cell) for name in shown]
         for start in range(0, len(cells), columns):
             grid.add_row(*cells[start : start + columns])
         return grid

@@ -33,6 +33,7 @@ from podium.single_controller import (
     create_colocated_worker_cls,
 )
 from podium.single_controller.supervise import Heartbeat
+from podium.tracking import Sample
 from podium.trainer.advantage import (
     apply_rollout_correction,
     apply_score_penalties,
@@ -54,7 +55,7 @@ from podium.trainer.recorder import Recorder
 from podium.trainer.requirements import needs_old_log_probs
 from podium.trainer.resume import ResumePoint, pending_state, read_pending
 from podium.trainer.rollout_queue import PendingRollout, RolloutQueue
-from podium.trainer.samples import make_samples
+from podium.trainer.samples import add_tokens, make_samples, number_samples
 from podium.trainer.saving import CheckpointSaver, next_folder, open_store
 from podium.trainer.scoring import (
     add_greedy_baseline,
@@ -62,6 +63,7 @@ from podium.trainer.scoring import (
     drop_flat_groups,
     gather_groups,
     num_groups,
+    report_scores,
     score_batch,
     scored_columns,
 )
@@ -129,6 +131,7 @@ class RayPPOTrainer:
         self.rollouts = RolloutQueue(self._submit_rollout, config.trainer.max_staleness)
         self.global_steps = 0
         self.policy_version = 0
+        self.step_samples: list[Sample] = []
         self.limits = StepLimits(trainer)
         self.validated_step, self.validation_metrics = -1, dict[str, float]()
         self.is_restart = False
@@ -280,16 +283,19 @@ class RayPPOTrainer:
     def _collect_rollouts(self, metrics: StepMetrics, timing: dict[str, float]) -> DataProto:
         """Generate and score; with `filter_groups`, again until enough groups carry a signal."""
         settings, parts = self.config.algorithm.filter_groups, []
+        self.step_samples = []
         for _ in range(settings.max_num_gen_batches if settings.enable else 1):
             with marked_timer("gen", timing):
                 pending = self.rollouts.next(self.total_training_steps - self.global_steps + 1)
                 generated = self._join(pending.prompts, pending.output.get())
                 check_versions(generated, pending.version, self.policy_version)
+                number_samples(generated, start=len(self.step_samples))
             with marked_timer("reward", timing):
                 batch, outcome = score_batch(generated, self._reward)
                 metrics |= outcome.metrics
+                report_scores(self.train_sampler, generated, outcome)
                 metrics["training/staleness"] = float(self.policy_version - pending.version)
-                self.recorder.rollouts(self.global_steps, make_samples(generated, outcome, self.tokenizer.decode))
+                self.step_samples += make_samples(generated, outcome, self.tokenizer.decode)
                 if pending.baseline is not None:
                     greedy = self._join(pending.prompts, pending.baseline.get())
                     batch = add_greedy_baseline(batch, greedy, self._reward(greedy).scores)
@@ -351,6 +357,8 @@ class RayPPOTrainer:
         gap = numbers.get("rollout_corr/prob_diff", 0.0)
         if self.config.actor_rollout_ref.rollout.is_unfiltered and (warning := mismatch_warning(gap)):
             self.recorder.console.message(warning)
+        samples = add_tokens(self.step_samples, batch, self.tokenizer, self.config.trainer.log_token_samples)
+        self.recorder.rollouts(self.global_steps, samples)
         self.recorder.step(self.global_steps, numbers | memory_metrics())
         self.limits.count_flat(numbers["critic/zero_std_groups"], num_groups([batch]))
         self.stopping.step_took(timing["step"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -37,3 +39,32 @@ def make_samples(batch: DataProto, outcome: RewardResult, decode: Callable[[Sequ
             )
         )
     return samples
+
+
+def number_samples(batch: DataProto, start: int) -> None:
+    """Say in each row which of the step's samples it is, so that it is found again after rows have left the batch."""
+    batch.put(sample_number=torch.arange(start, start + len(batch)))
+
+
+def add_tokens(samples: Sequence[Sample], batch: DataProto, tokenizer: Any, limit: int) -> list[Sample]:
+    """The samples, the first `limit` of those that were trained on with their tokens and what became of them."""
+    tensors, detailed = batch.tensors(), list(samples)
+    width = tensors["responses"].shape[1]
+    for row in range(min(limit, len(batch))):
+        number = int(tensors["sample_number"][row])
+        length = int(tensors["attention_mask"][row, -width:].sum()) if width else 0
+        columns: dict[str, list[Any]] = {
+            "tokens": [tokenizer.decode([token]) for token in tensors["responses"][row, :length].tolist()],
+            "log_probs": _rounded(tensors["rollout_log_probs"][row, :length]),
+            "advantages": _rounded(tensors["advantages"][row, :length]),
+            "response_mask": tensors["response_mask"][row, :length].tolist(),
+        }
+        if "old_log_probs" in tensors:
+            gap = tensors["old_log_probs"][row, :length] - tensors["rollout_log_probs"][row, :length]
+            columns["ratios"] = _rounded(gap.exp())
+        detailed[number] = replace(samples[number], extra={**samples[number].extra, **columns})
+    return detailed
+
+
+def _rounded(values: torch.Tensor) -> list[float]:
+    return [round(value, 4) for value in values.tolist()]

@@ -6,6 +6,7 @@ member is simply smaller. With dynamic sampling the groups of several generation
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -34,6 +35,18 @@ def scored_columns(prompts: DataProto) -> list[str]:
     """The columns a rollout worker needs to score responses while it generates."""
     wanted = ("uid", "data_source", "ground_truth", "extra_info", "raw_prompt", "is_conversation")
     return [name for name in wanted if name in prompts.non_tensor_batch]
+
+
+def report_scores(sampler: object, batch: DataProto, outcome: RewardResult) -> None:
+    """Tell a sampler of the user's own how its prompts went: the mean score of each by uid, for a curriculum."""
+    observe = getattr(sampler, "observe", None)
+    if observe is None:
+        return
+    scores: dict[str, list[float]] = {}
+    for uid, score in zip(batch.non_tensor_batch["uid"], outcome.scores.tolist(), strict=True):
+        if not math.isnan(score):
+            scores.setdefault(str(uid), []).append(score)
+    observe({uid: sum(values) / len(values) for uid, values in scores.items()})
 
 
 def score_batch(batch: DataProto, reward_fn: Callable[[DataProto], RewardResult]) -> tuple[DataProto, RewardResult]:

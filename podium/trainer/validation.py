@@ -91,7 +91,7 @@ def _statistics(values: Array, groups: Array, answers: Sequence[Hashable] | None
         statistics[f"best@{k}"] = float(np.mean([best_at_n(each, k) for each in scores]))
         statistics[f"worst@{k}"] = float(np.mean([worst_at_n(each, k) for each in scores]))
         if answers is not None:
-            votes = [[answers[row] for row in rows] for rows in enough]
+            votes = [[answers[row] for row in rows.tolist()] for rows in enough]
             majority = [maj_at_n(vote, each, k) for vote, each in zip(votes, scores, strict=True)]
             statistics[f"maj@{k}"] = float(np.mean(majority))
     return statistics

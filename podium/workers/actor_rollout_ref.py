@@ -7,10 +7,12 @@ they are sharded it has a copy that every publish fills.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from podium.checkpoint.export import export_hf
@@ -116,6 +118,7 @@ class ActorRolloutRefWorker(Worker):
 
     @register(Dispatch.DP_COMPUTE_METRIC)
     def update_actor(self, data: DataProto) -> Metrics:
+        self.writer.settle()
         return self.actor.update(data)
 
     # ---- checkpoints
@@ -123,20 +126,16 @@ class ActorRolloutRefWorker(Worker):
     @register(Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, folder: str, background: bool = False) -> None:
         """Write state, model and random states; in the background, `checkpoint_written` tells when it is done."""
-        target, engine = Path(folder), self.train_engine
-        write_state = self.writer.engine_state(engine, target / "actor", background)
-        full = {}
+        target, engine, full = Path(folder), self.train_engine, {}
         for name, tensor in engine.weights(dtype=torch.float32):  # collective: every rank takes part
             if self.rank == 0:
-                full[name] = self.writer.copy_full(name, tensor) if background else tensor.cpu()
+                full[name] = tensor.cpu() if engine.sharded else tensor
         save_rng(target, self.rank)
 
-        def write() -> None:
-            if self.rank == 0:
-                export_hf(full.items(), engine.module.config, self.tokenizer, target / "hf")
-            write_state()
+        def export(weights: Mapping[str, Tensor]) -> None:
+            export_hf(weights.items(), engine.module.config, self.tokenizer, target / "hf")
 
-        self.writer.run(write, background)
+        self.writer.save(engine, target / "actor", background, full, export if self.rank == 0 else None)
 
     @register(Dispatch.ONE_TO_ALL)
     def checkpoint_written(self) -> bool:
@@ -145,5 +144,6 @@ class ActorRolloutRefWorker(Worker):
 
     @register(Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, folder: str) -> None:
+        self.writer.settle()
         self.train_engine.load(Path(folder) / "actor")
         load_rng(Path(folder), self.rank)

@@ -51,6 +51,7 @@ class CriticWorker(Worker):
 
     @register(Dispatch.DP_COMPUTE_METRIC)
     def update_critic(self, data: DataProto) -> Metrics:
+        self.writer.settle()
         epochs = self.config.critic.ppo_epochs
         assert epochs is not None, "resolved by load_config"
         steps = optimizer_steps(data, epochs, self.config.actor_rollout_ref.actor.shuffle, data.meta_info["seed"])
@@ -75,7 +76,7 @@ class CriticWorker(Worker):
     @register(Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, folder: str, background: bool = False) -> None:
         """Write the state; in the background, `checkpoint_written` tells when it is done."""
-        self.writer.run(self.writer.engine_state(self.engine, Path(folder) / "critic", background), background)
+        self.writer.save(self.engine, Path(folder) / "critic", background)
 
     @register(Dispatch.ONE_TO_ALL)
     def checkpoint_written(self) -> bool:
@@ -84,4 +85,5 @@ class CriticWorker(Worker):
 
     @register(Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, folder: str) -> None:
+        self.writer.settle()
         self.engine.load(Path(folder) / "critic")

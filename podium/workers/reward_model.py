@@ -1,8 +1,8 @@
 """RewardModelWorker: a trained model's opinion of whole responses.
 
 It scores each row at its last token with a scalar-head model and never trains. How its score and the rule's become one
-is the trainer's matter (trainer/model_rewards.py). It reads the policy's token ids as they are, so its tokenizer must be
-the policy's.
+is the trainer's matter (trainer/model_rewards.py). It reads the policy's token ids as they are, so its tokenizer must
+be the policy's.
 """
 
 from __future__ import annotations

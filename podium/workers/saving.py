@@ -1,8 +1,9 @@
-"""A worker's part of a checkpoint: written at once, or copied at once and written beside the training.
+"""A worker's part of a checkpoint: written at once, or copied and written beside the training.
 
-In the background only the copy holds the step: the tensors go into host buffers that are kept from save to save, and a
-thread writes them while the next step runs. Ranks that share a model write together, over a process group of their own
-so that they never mix with the training's collectives. Publishing the result is the controller's matter.
+In the background a thread first copies the tensors into host buffers, which are kept from save to save, and then writes
+them. Generation and scoring leave weights alone and go on meanwhile; an update waits in `settle` until the copy is
+made. Ranks that share a model write together, over a process group of their own so that they never mix with the
+training's collectives. Publishing the result is the controller's matter.
 """
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ class CheckpointWriter:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._group: dist.ProcessGroup | None = None
+        self._settled = threading.Event()
+        self._settled.set()
 
-    def copy_state(self, tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    def _copy_state(self, tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
         """The tensors as they are now, in host memory."""
         copies = {}
         for name, tensor in tensors.items():
@@ -41,8 +44,8 @@ class CheckpointWriter:
                 self._copied[_place(tensor)] = (tensor, copies[name])
         return copies
 
-    def copy_full(self, name: str, tensor: Tensor) -> Tensor:
-        """A model's tensor in full; one that `copy_state` has copied for this save is not copied again."""
+    def _copy_full(self, name: str, tensor: Tensor) -> Tensor:
+        """A model's tensor in full; one that `_copy_state` has copied for this save is not copied again."""
         if tensor.numel() and _place(tensor) in self._copied:
             return self._copied[_place(tensor)][1].view(tensor.shape)
         return self._fill_buffer(f"hf/{name}", tensor.detach())
@@ -55,31 +58,55 @@ class CheckpointWriter:
             _local(buffer).copy_(_local(tensor))
         return buffer
 
-    def engine_state(self, engine: TorchEngine, folder: Path, background: bool) -> Callable[[], None]:
-        """A function that writes the engine's state as it is now."""
-        tensors = engine.state_tensors()
+    def save(
+        self,
+        engine: TorchEngine,
+        folder: Path,
+        background: bool,
+        full: Mapping[str, Tensor] | None = None,
+        export: Callable[[Mapping[str, Tensor]], None] | None = None,
+    ) -> None:
+        """Write the engine's state to `folder`, and let `export` write the model's `full` tensors."""
+        self.settle()
+        full, tensors = full or {}, engine.state_tensors()
         if not background:
-            return lambda: state.save_state(folder, tensors, engine.sharded)
-        copies = self.copy_state(tensors, folder.name)
-        group = self._own_group() if engine.sharded else None
-        return lambda: state.save_state(folder, copies, engine.sharded, group)
-
-    def run(self, write: Callable[[], None], background: bool) -> None:
-        """Write now, or in a thread whose outcome `written` tells."""
-        self._copied.clear()
-        self._error = None
-        if not background:
-            write()
+            self._write(engine, folder, tensors, full, export, None)
             return
+        group = self._own_group() if engine.sharded else None
+        self._settled.clear()
 
         def work() -> None:
             try:
-                write()
+                copies = self._copy_state(tensors, folder.name)
+                copied = {name: t if engine.sharded else self._copy_full(name, t) for name, t in full.items()}
+                self._copied.clear()
+                self._settled.set()
+                self._write(engine, folder, copies, copied, export, group)
             except BaseException as error:  # noqa: BLE001 (fault boundary: `written` raises it in the caller's thread)
                 self._error = error
+            finally:
+                self._settled.set()
 
+        self._error = None
         self._thread = threading.Thread(target=work, name="checkpoint-writer", daemon=True)
         self._thread.start()
+
+    def _write(
+        self,
+        engine: TorchEngine,
+        folder: Path,
+        tensors: dict[str, Tensor],
+        full: Mapping[str, Tensor],
+        export: Callable[[Mapping[str, Tensor]], None] | None,
+        group: dist.ProcessGroup | None,
+    ) -> None:
+        if export is not None:
+            export(full)
+        state.save_state(folder, tensors, engine.sharded, group)
+
+    def settle(self) -> None:
+        """Until the tensors of a save in the background are copied; call it before they change."""
+        self._settled.wait()
 
     def written(self) -> bool:
         """Whether the save is done; raises what it raised."""

@@ -16,7 +16,7 @@ import pytest
 from dashboard_runs import SCRIPT, sample, write_lines, write_run
 from playwright.sync_api import Page, expect
 
-STEPS = 14
+STEPS = 120
 SETTINGS = [
     "data.train_files=task:addition?rows=64",
     "data.val_files=task:addition?rows=16",

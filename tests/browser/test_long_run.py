@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dashboard_runs import sample, write_long_metrics, write_run
+from dashboard_runs import sample, write_lines, write_long_metrics, write_run
 from playwright.sync_api import Page, expect
 
 LONG = 100_000
@@ -28,6 +29,10 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with (long / "rollouts" / "9.jsonl").open("w") as file:
         for row in range(125_000):
             file.writelines(json.dumps(sample(9, row, k)) + "\n" for k in range(8))
+    thousand = root / "podium" / "run-0" / "rollouts" / "60.jsonl"
+    write_lines(thousand, [sample(60, row, k) for row in range(125) for k in range(8)])
+    for step in range(1000, 2000):  # a million samples in a thousand dumps
+        os.link(thousand, thousand.with_name(f"{step}.jsonl"))
     return root
 
 
@@ -114,6 +119,22 @@ def test_a_million_samples_can_be_paged(
         page.get_by_label("Order").select_option("score:0")
     expect(page.locator(".sample-row .score").first).to_have_text("0")
     figures["a million samples of one dump sorted the first time, s"] = round(time.monotonic() - start, 1)
+
+
+def test_a_million_samples_in_a_thousand_dumps_are_sorted_and_followed(
+    many: Path, serve_folder: Callable[[Path], str], open_page: Callable[..., Page], figures: dict[str, Any]
+) -> None:
+    page = open_page(f"{serve_folder(many)}#/runs")
+    expect(page.locator("tr[data-run]")).to_have_count(10)
+    start = time.monotonic()
+    page.goto(f"{page.url.partition('#')[0]}#/samples?run=podium/run-0&sort=score&desc=1")
+    expect(page.locator(".list-status")).to_have_text("1,000 samples at step 1,999")
+    figures["a sorted page of a million samples in a thousand dumps, s"] = round(time.monotonic() - start, 2)
+    page.locator(".sample-row").first.click()
+    start = time.monotonic()
+    page.get_by_text("This prompt over the steps").click()
+    expect(page.locator(".history-row").nth(100)).to_be_attached(timeout=20_000)
+    figures["one prompt looked for in 200 of a thousand dumps, s"] = round(time.monotonic() - start, 2)
 
 
 def test_ten_runs_lie_over_each_other_in_their_own_colours(

@@ -121,7 +121,7 @@ def test_an_unknown_key_is_an_error_that_names_the_nearest(word: str, meant: str
 
 def test_an_unknown_key_like_no_other_lists_what_its_section_has() -> None:
     with pytest.raises(
-        ConfigError, match=r"unknown key 'reward.xyzzy'; reward has custom_reward_function, max_failure_"
+        ConfigError, match=r"unknown key 'reward.xyzzy'; reward has custom_reward_function, functions, "
     ):
         load_config(None, ["reward.xyzzy=1"])
 

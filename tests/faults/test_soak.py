@@ -44,9 +44,9 @@ def test_a_run_survives_two_hundred_random_faults(tmp_path: Path, golden: Golden
         assert code in (0, -signal.SIGKILL, 143, 130), (tmp_path / "run.out").read_text()[-4000:]
         newest = CheckpointStore(tmp_path / "run" / "checkpoints").newest()
         assert not newest.broken
+        happened["disk full"] = sum(e["kind"] == "checkpoint_failed" for e in read_events(tmp_path / "run"))
         if code == 0:
             break
-    happened["disk full"] = sum(e["kind"] == "checkpoint_failed" for e in read_events(tmp_path / "run"))
     print(dict(happened), f"in {len(sessions)} processes")
     assert happened.total() >= wanted, "the run ended before the faults did"
     assert train(tmp_path / "run", *WORDS) == 0, (tmp_path / "run.out").read_text()[-4000:]

@@ -37,6 +37,8 @@ def test_a_run_leaves_a_complete_record(run: Run, tmp_path: Path) -> None:
     assert len(samples) == 32 and samples[0]["policy_version"] == 0
     assert read_samples(folder / "rollouts", 2)[0]["policy_version"] == 1, "the second step samples the new weights"
     assert {"input", "output", "gts", "score", "uid", "stop_reason"} <= set(samples[0])
+    assert len(samples[0]["tokens"]) == len(samples[0]["log_probs"]) == len(samples[0]["advantages"])
+    assert "".join(samples[0]["tokens"]).startswith(samples[0]["output"])
     assert len(read_samples(folder / "validation", 2)) == 16
     assert [event["kind"] for event in read_events(folder)] == ["started", "checkpoint_saved", "finished"]
     hf = folder / "checkpoints" / "global_step_2" / "hf"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -81,3 +82,28 @@ def test_validation_only_leaves_the_model_alone(run):
     steps = run("trainer.val_only=true")
     assert time.monotonic() - start < 60
     assert [set(step) & {"val/test_score/addition", "actor/pg_loss"} for step in steps] == [{"val/test_score/addition"}]
+
+
+CURRICULUM = """
+import json, pathlib
+class Curriculum:
+    def __init__(self, size, batch_size, dataset):
+        self.size, self.batch_size, self.epoch, self.at = size, batch_size, 0, 0
+        self.row_of = {dataset.uid(i): i for i in range(size)}
+        self.seen = {}
+    def __len__(self): return self.size // self.batch_size
+    def next_batch(self):
+        self.at += self.batch_size
+        return [i % self.size for i in range(self.at - self.batch_size, self.at)]
+    def observe(self, scores):
+        self.seen |= {str(self.row_of[uid]): score for uid, score in scores.items()}
+        pathlib.Path(OUT).write_text(json.dumps(self.seen))
+    def state_dict(self): return {"at": self.at}
+    def load_state_dict(self, state): self.at = state["at"]
+"""
+
+
+def test_a_curriculum_hears_how_its_prompts_went(run, tmp_path):
+    (tmp_path / "own.py").write_text(f"OUT = {str(tmp_path / 'seen.json')!r}\n" + CURRICULUM)
+    run(f"data.sampler={tmp_path}/own.py:Curriculum", "trainer.total_training_steps=2")
+    assert sorted(map(int, json.loads((tmp_path / "seen.json").read_text()))) == list(range(16))

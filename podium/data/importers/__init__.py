@@ -74,10 +74,10 @@ def _read_json(path: Path) -> Iterator[Row]:
 
 def write_rows(rows: Iterable[Row], target: Path) -> int:
     """Write a parquet file, whole or not at all; how many rows it has."""
-    import pyarrow
     import pyarrow.parquet
+    from pyarrow.lib import Table
 
-    table = pyarrow.Table.from_pylist(list(rows))
+    table = Table.from_pylist(list(rows))
     if not table.num_rows:
         raise DataError("the files hold no rows")
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -148,8 +148,10 @@ class Overview {
     const { model, estimator, data } = run.about;
     const about = [estimator, data?.replaceAll("task:", ""), model && `on ${model.split("/").at(-1)}`].filter(Boolean).join(" · ");
     return [
-      el("a", { class: "run-name", href: linkWithRuns("curves", [run.id]), "data-focus": `name ${run.id}` }, run.name),
-      run.project && el("span", { class: "run-project" }, run.project),
+      el("div", { class: "run-title", title: run.id },
+        el("a", { class: "run-name", href: linkWithRuns("curves", [run.id]), "data-focus": `name ${run.id}` }, run.name),
+        run.project && el("span", { class: "run-project" }, run.project),
+      ),
       run.status === "crashed" && run.reason
         ? el("div", { class: "run-about run-failure", title: run.reason }, run.reason)
         : el("div", { class: "run-about", title: about }, about),

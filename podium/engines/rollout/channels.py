@@ -1,0 +1,194 @@
+"""Ways between one trainer and some rollout processes: a process group, or a store where nothing better is possible.
+
+The trainer's end says something to all and hears one answer from each; the other end listens and replies. A message is
+a small JSON object, some with a flat tensor of bytes behind it. Every wait has a limit, after which a PublishError says
+who was silent. What is said is remote.py's matter.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from datetime import timedelta
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from podium.errors import PublishError
+
+Message = dict[str, Any]
+
+
+class Channel(ABC):
+    """Rank 0 is the trainer; ranks 1 to `size` - 1 are rollout processes. `device`: where bytes are sent and wanted."""
+
+    def __init__(self, rank: int, size: int, device: torch.device, timeout_s: float) -> None:
+        self.rank, self.size, self.device, self.timeout_s = rank, size, device, timeout_s
+
+    def say(self, message: Message, data: Tensor | None = None) -> None:
+        """Trainer: to every rollout process."""
+        try:
+            self._say(message | ({} if data is None else {"bytes": data.numel()}), data)
+        except (RuntimeError, ValueError) as error:
+            raise self._silence("some rollout process did not take", message["kind"], error) from error
+
+    def hear(self, kind: str) -> list[Message]:
+        """Trainer: the answer of each rollout process, in the order of their ranks."""
+        answers = []
+        for rank in range(1, self.size):
+            try:
+                answers.append(self._hear(rank))
+            except (RuntimeError, ValueError) as error:
+                raise self._silence(f"rollout process {rank} did not answer", kind, error) from error
+        return answers
+
+    def listen(self) -> tuple[Message, Tensor | None]:
+        """Rollout process: the next thing the trainer says."""
+        try:
+            return self._listen()
+        except (RuntimeError, ValueError) as error:
+            raise self._silence("the trainer said nothing", "next message", error) from error
+
+    def _silence(self, who: str, what: str, error: Exception) -> PublishError:
+        return PublishError(
+            f"Publishing by broadcast: {who} ({what}) within {self.timeout_s:g} s. Look at the other side's log; it may "
+            f"have died or be in another phase. ({type(error).__name__}: {str(error)[:200]})"
+        )
+
+    def reply(self, message: Message) -> None:
+        """Rollout process: answer the trainer."""
+        try:
+            self._reply(message)
+        except (RuntimeError, ValueError) as error:
+            raise self._silence("the trainer did not take", "answer", error) from error
+
+    @abstractmethod
+    def _say(self, message: Message, data: Tensor | None) -> None: ...
+
+    @abstractmethod
+    def _hear(self, rank: int) -> Message: ...
+
+    @abstractmethod
+    def _listen(self) -> tuple[Message, Tensor | None]: ...
+
+    @abstractmethod
+    def _reply(self, message: Message) -> None: ...
+
+
+class GroupChannel(Channel):
+    """A process group of its own, beside any other the processes are in: gloo for words, NCCL for a GPU's bytes."""
+
+    def __init__(
+        self, store: dist.Store, rank: int, size: int, device: torch.device | str = "cpu", timeout_s: float = 300.0
+    ) -> None:
+        super().__init__(rank, size, torch.device(device), timeout_s)
+        limit = timedelta(seconds=timeout_s)
+        self._words: Any = dist.ProcessGroupGloo(dist.PrefixStore("words", store), rank, size, limit)
+        self._bytes = self._words
+        if self.device.type == "cuda":
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = limit
+            self._bytes = dist.ProcessGroupNCCL(dist.PrefixStore("bytes", store), rank, size, options)
+
+    def _say(self, message: Message, data: Tensor | None) -> None:
+        words = _encode(message)
+        self._words.broadcast(torch.tensor([words.numel()]), 0).wait()
+        self._words.broadcast(words, 0).wait()
+        if data is not None:
+            self._bytes.broadcast(data.to(self.device), 0).wait()
+
+    def _listen(self) -> tuple[Message, Tensor | None]:
+        length = torch.zeros(1, dtype=torch.int64)
+        self._words.broadcast(length, 0).wait()
+        words = torch.empty(int(length), dtype=torch.uint8)
+        self._words.broadcast(words, 0).wait()
+        message = _decode(words)
+        if "bytes" not in message:
+            return message, None
+        data = torch.empty(message["bytes"], dtype=torch.uint8, device=self.device)
+        self._bytes.broadcast(data, 0).wait()
+        return message, data
+
+    def _reply(self, message: Message) -> None:
+        words = _encode(message)
+        self._words.send([torch.tensor([words.numel()])], 0, 0).wait()
+        self._words.send([words], 0, 0).wait()
+
+    def _hear(self, rank: int) -> Message:
+        length = torch.zeros(1, dtype=torch.int64)
+        self._words.recv([length], rank, 0).wait()
+        words = torch.empty(int(length), dtype=torch.uint8)
+        self._words.recv([words], rank, 0).wait()
+        return _decode(words)
+
+
+class Store(Protocol):
+    """The part of an object store (torch's TCPStore and FileStore have it) that a StoreChannel needs."""
+
+    def set(self, key: str, value: str) -> None: ...
+
+    def get(self, key: str) -> bytes: ...
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None: ...
+
+    def delete_key(self, key: str) -> bool: ...
+
+
+class StoreChannel(Channel):
+    """Through a store that all sides reach: slower than a process group, and needs no connection between them."""
+
+    def __init__(
+        self, store: Store, rank: int, size: int, device: torch.device | str = "cpu", timeout_s: float = 300.0
+    ) -> None:
+        super().__init__(rank, size, torch.device(device), timeout_s)
+        self.store = store
+        self._said = 0
+        self._answered = [0] * size
+        self._unread: list[str] = []
+
+    def _say(self, message: Message, data: Tensor | None) -> None:
+        self._said += 1
+        parts = {"words": _encode(message)} | ({} if data is None else {"bytes": data.cpu()})
+        for kind, part in parts.items():
+            key = f"said/{self._said}/{kind}"
+            self.store.set(key, part.numpy().tobytes())  # type: ignore[arg-type]  # stubs say str, bytes are taken
+            self._unread.append(key)
+
+    def _listen(self) -> tuple[Message, Tensor | None]:
+        self._said += 1
+        message = _decode(self._take(f"said/{self._said}/words"))
+        if "bytes" not in message:
+            return message, None
+        return message, self._take(f"said/{self._said}/bytes").to(self.device)
+
+    def _reply(self, message: Message) -> None:
+        self._answered[self.rank] += 1
+        key = f"answered/{self.rank}/{self._answered[self.rank]}"
+        self.store.set(key, _encode(message).numpy().tobytes())  # type: ignore[arg-type]
+
+    def _hear(self, rank: int) -> Message:
+        self._answered[rank] += 1
+        key = f"answered/{rank}/{self._answered[rank]}"
+        answer = _decode(self._take(key))
+        self.store.delete_key(key)
+        if rank == self.size - 1:  # everybody has read what was said before their answer
+            for said in self._unread:
+                self.store.delete_key(said)
+            self._unread.clear()
+        return answer
+
+    def _take(self, key: str) -> Tensor:
+        self.store.wait([key], timedelta(seconds=self.timeout_s))
+        return torch.from_numpy(np.frombuffer(self.store.get(key), dtype=np.uint8).copy())
+
+
+def _encode(message: Message) -> Tensor:
+    return torch.from_numpy(np.frombuffer(json.dumps(message).encode(), dtype=np.uint8).copy())
+
+
+def _decode(words: Tensor) -> Message:
+    message: Message = json.loads(words.numpy().tobytes())
+    return message

@@ -1,0 +1,145 @@
+"""Rollout engines in other processes, as the trainer's publish sees them, and the rollout process's side of it.
+
+    trainer                                     rollout process
+    publish(engine, RemoteEngines(channel), v)  answer_publish(channel, engine)
+
+Weights go out in buckets. What each engine then holds comes back as digests, and its probe as log-probs, so that the
+trainer can name the tensor that differs. Whoever starts both calls is the controller.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from podium.engines.rollout.buckets import DTYPES, Bucket, into_buckets
+from podium.engines.rollout.channels import Channel, Message
+from podium.engines.rollout.weights import sample_values
+from podium.errors import PodiumError, PublishError
+
+if TYPE_CHECKING:
+    from podium.engines.rollout.base import RolloutEngine
+
+Digests = dict[str, tuple[str, str]]
+"""Of each tensor: the type it is held in, and a digest of its values (sampled, or all) in that type."""
+
+
+def digest(tensor: Tensor, dtype: torch.dtype | None = None) -> str:
+    """Of a tensor's values, rounded to `dtype`."""
+    values = tensor.detach().to("cpu", dtype or tensor.dtype).contiguous().view(-1).view(torch.uint8)
+    return hashlib.blake2b(values.numpy().tobytes(), digest_size=8).hexdigest()
+
+
+class RemoteEngines:
+    """The engines behind a channel. Without a channel: a trainer rank that only helps to gather."""
+
+    module = None
+
+    def __init__(self, channel: Channel | None) -> None:
+        self.channel = channel
+        self.version = -1
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Send a complete set to every engine."""
+        if self.channel is None:
+            for _ in weights:  # gathering is collective
+                pass
+            self.version = version
+            return
+        self.channel.say({"kind": "load", "version": version})
+        for bucket in into_buckets(weights):
+            self.channel.say({"kind": "bucket", "entries": bucket.entries}, bucket.data)
+        versions = [answer["version"] for answer in self._ask({"kind": "end"})]
+        self.version = next((v for v in versions if v != version), version)
+
+    def held(self, version: int, names: Iterable[str], whole: bool = False) -> list[Digests]:
+        """What each engine holds, by name: digests of the values a check of `version` samples, or of all values."""
+        if self.channel is None:
+            return []
+        answers = self._ask({"kind": "digests", "version": version, "whole": whole, "names": list(names)})
+        return [{name: (kind, code) for name, (kind, code) in answer["tensors"].items()} for answer in answers]
+
+    def probes(self, ours: Callable[[list[int]], Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """Log-probs of the fixed tokens: the trainer's, and each engine's."""
+        tokens = [[0, 0]] if self.channel is None else [answer["tokens"] for answer in self._ask({"kind": "tokens"})]
+        mine = ours(tokens[0]).float().cpu()
+        if self.channel is None:
+            return []
+        return [(mine, torch.tensor(answer["log_probs"])) for answer in self._ask({"kind": "probe"})]
+
+    def finish(self) -> None:
+        """The publish is over, well or not."""
+        if self.channel is not None:
+            self.channel.say({"kind": "done"})
+
+    def _ask(self, message: Message) -> list[Message]:
+        assert self.channel is not None
+        self.channel.say(message)
+        answers = self.channel.hear(message["kind"])
+        for rank, answer in enumerate(answers, start=1):
+            if "error" in answer:
+                raise PublishError(f"Rollout process {rank}: {answer['error']}")
+        return answers
+
+
+def answer_publish(channel: Channel, engine: RolloutEngine) -> int:
+    """Take one publish from the trainer into `engine`; the version it has afterwards.
+
+    What goes wrong here is told to the trainer, which raises it.
+    """
+    refused: str | None = None
+    while True:
+        message, _ = channel.listen()
+        if message["kind"] == "done":
+            return engine.version
+        if message["kind"] == "load":
+            refused = _load(channel, engine, message["version"])
+            channel.reply({"error": refused} if refused else {"version": engine.version})
+        else:
+            channel.reply({"error": refused} if refused else _answer(engine, message))
+
+
+def _load(channel: Channel, engine: RolloutEngine, version: int) -> str | None:
+    """Feed the engine; whatever it refuses, the trainer's stream is read to its end."""
+    stream = _received(channel)
+    try:
+        engine.load_weights(stream, version)
+    except PodiumError as error:
+        return str(error)
+    finally:
+        for _ in stream:
+            pass
+    return None
+
+
+def _received(channel: Channel) -> Iterator[tuple[str, Tensor]]:
+    while True:
+        message, data = channel.listen()
+        if message["kind"] == "end":
+            return
+        assert data is not None
+        yield from Bucket([(name, shape, kind) for name, shape, kind in message["entries"]], data).tensors()
+
+
+def _answer(engine: RolloutEngine, message: Message) -> dict[str, Any]:
+    if message["kind"] == "tokens":
+        return {"tokens": engine.probe_tokens()}
+    if message["kind"] == "probe":
+        return {"log_probs": engine.probe().float().tolist()}
+    assert message["kind"] == "digests", message["kind"]
+    tensors: Digests = {}
+    wanted = set(message["names"])
+    for name, tensor in engine.weights() or ():
+        if name in wanted:
+            values = tensor if message["whole"] else sample_values(tensor, message["version"])
+            tensors[name] = (str(tensor.dtype).removeprefix("torch."), digest(values))
+    return {"tensors": tensors}
+
+
+def differing(name: str, tensor: Tensor, held: list[Digests]) -> bool:
+    """Whether some engine holds another value under this name; engines that do not show it are passed over."""
+    return any(name in one and digest(tensor, DTYPES[one[name][0]]) != one[name][1] for one in held)

@@ -1,0 +1,215 @@
+"""SupervisedTrainer: the loop of `podium sft` and `podium train-reward`.
+
+Draw rows, take an optimizer step, record; validate and save when due. Run folder, checkpoints, trackers and the answer
+to signals are those of `podium train`, and so is the exact resume: a run that was interrupted sees the rows it would
+have seen. What is learned, and from which rows, is the worker's and the dataset's matter.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from podium.checkpoint import rng
+from podium.checkpoint.remote import make_uploader
+from podium.checkpoint.store import CheckpointStore, Retention
+from podium.config.load import save_config
+from podium.config.schema import Config
+from podium.config.schema_sft import SupervisedConfig, check_supervised
+from podium.data.dataset import validation_files
+from podium.data.responses import ExampleRows, PairRows
+from podium.data.sampler import ResumableSampler
+from podium.metric import Metrics, merge_metrics, reduce_metrics
+from podium.models.load import load_tokenizer
+from podium.single_controller import LocalWorkerGroup, RayClassWithInitArgs
+from podium.tracking import RunSummary
+from podium.trainer.limits import StepLimits
+from podium.trainer.main_ppo import resolve_device
+from podium.trainer.metrics import memory_metrics
+from podium.trainer.recorder import Recorder
+from podium.trainer.resume import ResumePoint
+from podium.trainer.saving import CheckpointSaver, next_folder, open_store
+from podium.trainer.stopping import RunStopped, StopSignals, stoppable
+from podium.workers.supervised import RewardTrainingWorker, SFTWorker, SupervisedWorker
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a command learns, and from what."""
+
+    command: str
+    worker: type[SupervisedWorker]
+    rows: type[ExampleRows] | type[PairRows]
+    next_setting: str
+    """The setting of `podium train` that takes the result."""
+
+
+SFT = Job("sft", SFTWorker, ExampleRows, "actor_rollout_ref.model.path={}")
+REWARD = Job("train-reward", RewardTrainingWorker, PairRows, "reward_model.enable=true reward_model.model.path={}")
+
+
+def run_supervised(config: SupervisedConfig, job: Job) -> int:
+    """Train as the configuration says; returns the exit code."""
+    check_supervised(config)
+    trainer = SupervisedTrainer(config, job)
+    try:
+        trainer.fit()
+    except RunStopped as stop:
+        return stop.exit_code
+    finally:
+        trainer.shutdown()
+    return 0
+
+
+class SupervisedRecorder(Recorder):
+    """The record of such a run. Console and trackers read a `Config`; they get one that names the same run."""
+
+    def __init__(self, config: SupervisedConfig, job: Job, total_steps: int) -> None:
+        shown = Config(trainer=config.trainer)
+        shown.actor_rollout_ref.model, shown.data.train_files = config.model, config.data.train_files
+        shown.algorithm.adv_estimator = job.command
+        super().__init__(shown, total_steps)
+        self.settings, self.job = config, job
+
+    def start(self, step: int, resumed_from: Path | None, is_restart: bool = False) -> None:
+        super().start(step, resumed_from, is_restart)
+        save_config(self.settings, self.log.folder / "config.yaml")
+
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.log.log(step, metrics)
+        words = ", ".join(f"{name.split('/')[-1]} {value:.4f}" for name, value in metrics.items())
+        self.console.message(f"validation at step {step}: {words}")
+        for tracker in self.trackers:
+            tracker.log(step, metrics)
+
+    def finish(self) -> None:
+        self.log.event("finished")
+        commands = [f"podium train {self.job.next_setting.format(path / 'hf')}" for path in self.saved[-1:]]
+        self.console.finish(RunSummary(checkpoints=self.saved, next_commands=commands))
+
+
+class SupervisedTrainer:
+    def __init__(self, config: SupervisedConfig, job: Job) -> None:
+        self.config, self.job, self.name = config, job, job.worker.name
+        trainer, data = config.trainer, config.data
+        device = resolve_device(trainer.device)
+        tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
+        self.rows = job.rows(data.train_files, tokenizer, data, "train")
+        held_out = validation_files(data)
+        self.val_rows = job.rows(held_out, tokenizer, data, "val") if held_out else None
+        self.sampler = ResumableSampler(len(self.rows), data.train_batch_size, trainer.seed, data.shuffle)
+        self.sampler_state = self.sampler.state_dict()
+        self.total_steps = trainer.total_training_steps or trainer.total_epochs * len(self.sampler)
+        self.run_folder = Path(trainer.default_local_dir)
+        keep = Retention(trainer.max_ckpt_to_keep, trainer.best_metric, trainer.best_metric_mode == "max")
+        self.checkpoints = CheckpointStore(self.run_folder / "checkpoints", keep)
+        self.recorder = SupervisedRecorder(config, job, self.total_steps)
+        uploader = make_uploader(trainer.default_hdfs_dir, self.recorder.event, trainer.max_ckpt_to_keep)
+        self.saver = CheckpointSaver(self.checkpoints, self.recorder, uploader, trainer.async_save)
+        self.stopping, self.limits = StopSignals(trainer), StepLimits(trainer)
+        self.step, self.validated_step, self.validation_metrics = 0, -1, dict[str, float]()
+        spec = RayClassWithInitArgs(job.worker, config, self.total_steps)
+        self.workers: Any = LocalWorkerGroup(spec, use_gpu=device == "cuda")
+
+    @stoppable
+    def fit(self) -> None:
+        """Train from the newest checkpoint, or from the start, to the last step."""
+        self.workers.init_model()
+        self._load_checkpoint()
+        if self.step >= self.total_steps:
+            self.recorder.nothing_to_do(self.step)
+            return
+        self._validate_if_due()
+        while self.step < self.total_steps:
+            start = time.perf_counter()
+            batch = self.rows.fetch(self.sampler.next_batch())
+            with self.stopping.protected():  # a step that is begun is finished
+                self.step += 1
+                metrics: Metrics = self.workers.update(batch)
+                tokens = float(batch.tensors()["attention_mask"].sum())
+                self._record(metrics, tokens, time.perf_counter() - start)
+            self._validate_if_due()
+            self._save_if_due()
+        self.saver.finish()
+        self.recorder.finish()
+
+    def shutdown(self) -> None:
+        """End the worker and give the terminal back; safe at any time."""
+        with self.stopping.shielded():
+            self.saver.leave()
+            self.workers.shutdown()
+            self.saver.close()
+            self.recorder.close()
+
+    def _record(self, metrics: Metrics, tokens: float, seconds: float) -> None:
+        numbers = {"training/global_step": float(self.step), "training/epoch": float(self.sampler.epoch)}
+        numbers |= reduce_metrics(metrics)
+        numbers |= {"timing_s/step": seconds, "perf/time_per_step": seconds, "perf/total_num_tokens": tokens}
+        numbers |= {"perf/throughput": tokens / max(seconds, 1e-9), "data/dropped": float(len(self.rows.dropped))}
+        self.recorder.step(self.step, numbers | memory_metrics())
+        self.sampler_state = self.sampler.state_dict()  # rows that are drawn after this and dropped are drawn again
+        self.limits.count_skipped(int(numbers[f"{self.name}/skipped_updates"]))
+        self.stopping.step_took(seconds)
+
+    def _validate_if_due(self) -> None:
+        trainer, step = self.config.trainer, self.step
+        due = trainer.val_before_train if step == 0 else trainer.test_freq > 0 and step % trainer.test_freq == 0
+        if self.val_rows is None or self.validated_step == step or not (due or step == self.total_steps):
+            return
+        size, count = self.config.data.val_batch_size, len(self.val_rows)
+        parts = [self.val_rows.fetch(range(at, min(at + size, count))) for at in range(0, count, size)]
+        numbers = reduce_metrics(merge_metrics(self.workers.evaluate(part) for part in parts if len(part)))
+        self.validated_step = step
+        self.validation_metrics = {f"val/{name}": value for name, value in numbers.items() if math.isfinite(value)}
+        self.recorder.evaluated(step, self.validation_metrics)
+
+    # ---- checkpoints
+
+    def _save_if_due(self) -> None:
+        frequency, last = self.config.trainer.save_freq, self.step == self.total_steps
+        if frequency != 0 and (last or (frequency > 0 and self.step % frequency == 0)):
+            with self.stopping.protected():
+                self._save()
+
+    def _save(self) -> None:
+        state = {
+            "global_steps": self.step,
+            "validated_step": self.validated_step,
+            "sampler": self.sampler_state,
+            "limits": self.limits.state_dict(),
+            "trackers": self.recorder.tracker_ids(),
+            "rng": rng.capture(),
+        }
+        metrics = self.validation_metrics if self.validated_step == self.step else {}
+        self.saver.save(ResumePoint(self.step, state), metrics, [self.workers])
+
+    def _save_and_leave(self, stop: RunStopped) -> None:
+        self.saver.wait()
+        if self.step > 0 and self.config.trainer.save_freq != 0 and self.saver.saved_step != self.step:
+            self._save()
+            self.saver.wait()
+        self.recorder.stopped(self.step, stop.reason)
+
+    def _load_checkpoint(self) -> None:
+        mode = self.config.trainer.resume_mode
+        found = open_store(self.checkpoints, self.saver.uploader, mode)
+        for path, fault in found.broken.items():
+            self.recorder.broken_checkpoint(path, fault)
+        state = None if found.path is None else self.checkpoints.read_state(found.path)
+        if mode not in ("auto", "must") or state is None:
+            after = -1 if state is None else state["global_steps"]
+            self.checkpoints.set_aside(next_folder(self.run_folder / "previous") / "checkpoints", after=after)
+        if state is not None:
+            self.step, self.validated_step = state["global_steps"], state["validated_step"]
+            self.sampler_state = state["sampler"]
+            self.sampler.load_state_dict(self.sampler_state)
+            self.limits.load_state_dict(state["limits"])
+            self.recorder.resume_trackers(state["trackers"])
+            rng.restore(state["rng"])
+            self.workers.load_checkpoint(str(found.path))
+            self.saver.saved_step = self.step
+        self.recorder.start(self.step, resumed_from=found.path)
