@@ -13,6 +13,7 @@ do not compute log-probs; ours does.
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib.util
 import json
 import os
@@ -307,6 +308,9 @@ def main() -> None:
     for job in make_jobs(device):
         if not wanted or any(part in job.name for part in wanted):
             compete(job, device, ceilings, peers, options.pairs)
+            gc.collect()
+            if device == "cuda":
+                torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

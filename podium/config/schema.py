@@ -41,7 +41,7 @@ class DataConfig:
     system_prompt: str | None = None
     """Put before every conversation that has no system message of its own."""
     max_bad_rows: int = 0
-    """Rows that cannot be used are left out, with the reason in `quarantine.jsonl`; more than this many stop the run."""
+    """Rows that cannot be used go to `quarantine.jsonl` with the reason; more than this many stop the run."""
     sampler: str | None = None
     """Your own sampler, `module:Class` or `file.py:Class`; null: shuffled epochs."""
     mix_weights: dict[str, float] = field(default_factory=dict)
@@ -435,7 +435,7 @@ class RewardConfig:
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments for the reward functions that take them."""
     num_processes: int = 4
-    """Reward processes per rollout worker, for everything but cheap built-in functions. 0: in the trainer, no limits."""
+    """Reward processes per rollout worker, for all but cheap built-in functions. 0: in the trainer, no limits."""
     timeout_s: float = 30.0
     """Seconds a function may take for a response, or for a call that scores several; then its process is killed."""
     http_retries: int = 3

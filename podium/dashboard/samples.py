@@ -164,7 +164,7 @@ def excerpt(line: int, record: dict[str, Any]) -> dict[str, Any]:
         "score": _number(record.get("score")),
         "gts": cut(_text(record.get("gts")), 200),
         "length": _length(record),
-        "unit": "tokens" if isinstance(record.get("tokens"), list) else "chars",
+        "num_tokens": len(record["tokens"]) if isinstance(record.get("tokens"), list) else None,
         "uid": _text(record.get("uid")),
         "data_source": _text(record.get("data_source")),
         "stop_reason": _text(record.get("stop_reason")),
@@ -253,9 +253,8 @@ def _counts(words: Iterator[str]) -> dict[str, int]:
 
 
 def _length(record: dict[str, Any]) -> int:
-    """Tokens where the dump has them, else characters."""
-    tokens = record.get("tokens")
-    return len(tokens) if isinstance(tokens, list) else len(_text(record.get("output")))
+    """Characters: every sample has them, while only some carry their tokens."""
+    return len(_text(record.get("output")))
 
 
 def _number(value: Any) -> float | None:

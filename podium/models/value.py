@@ -79,8 +79,8 @@ def _put_head(layer: nn.Linear, head: dict[str, Tensor], path: str) -> None:
     weight = head["weight"]
     if weight.shape != layer.weight.shape:
         raise ModelError(
-            f"The head of {path!r} gives {weight.shape[0]} numbers per token of size {weight.shape[1]}; a value or reward "
-            f"model gives one, of size {layer.in_features}. Use a model with num_labels=1."
+            f"The head of {path!r} gives {weight.shape[0]} numbers per token of size {weight.shape[1]}; a value or "
+            f"reward model gives one, of size {layer.in_features}. Use a model with num_labels=1."
         )
     layer.load_state_dict({"bias": torch.zeros(1)} | head)
 

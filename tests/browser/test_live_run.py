@@ -98,6 +98,9 @@ def test_a_run_is_watched_from_start_to_end(
         # What the model writes appears, and goes on to the newest step.
         page.get_by_role("navigation", name="Views").get_by_role("link", name="Samples").click()
         expect(page.locator(".sample-row").first).to_contain_text("policy")
+        page.locator(".sample-row").first.click()
+        expect(page.locator(".detail .token").first).to_be_visible()
+        page.get_by_label("Close the sample").click()
         assert training.wait(timeout=120) == 0
         expect(page.locator(".list-status")).to_contain_text(f"at step {STEPS}", timeout=10_000)
         expect(page.locator(".chip").first).to_contain_text("finished", timeout=10_000)

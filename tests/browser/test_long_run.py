@@ -149,4 +149,5 @@ def test_ten_runs_lie_over_each_other_in_their_own_colours(
         "(lines) => lines.map((line) => getComputedStyle(line).stroke)"
     )
     assert len(set(colours)) == 9
+    page.wait_for_timeout(500)
     keep(page, "nine-runs")

@@ -98,10 +98,10 @@ def test_values_of_unexpected_types_do_not_break_a_page(tmp_path: Path) -> None:
     assert dump.select(Query(sort="score")) == [0, 1, 2, 3]
 
 
-def test_length_counts_tokens_where_the_dump_has_them() -> None:
+def test_length_is_in_characters_and_tokens_are_counted_where_the_dump_has_them() -> None:
     record = token_sample(1, 1)
-    assert (excerpt(0, record)["length"], excerpt(0, record)["unit"]) == (7, "tokens")
-    assert excerpt(0, sample(1, 1, output="abc"))["unit"] == "chars"
+    assert (excerpt(0, record)["length"], excerpt(0, record)["num_tokens"]) == (17, 7)
+    assert (excerpt(0, sample(1, 1, output="abc"))["length"], excerpt(0, sample(1, 1))["num_tokens"]) == (3, None)
 
 
 def test_a_histogram_has_a_bar_for_each_of_few_scores() -> None:

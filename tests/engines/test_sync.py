@@ -163,6 +163,24 @@ def test_a_shared_tensor_that_was_replaced_is_caught(trainer: TorchEngine) -> No
     assert rollout.version == 1
 
 
+@pytest.mark.parametrize("fault", ["corrupted", "swapped", "skipped"])
+def test_a_fault_between_engines_that_share_is_caught_by_the_tensors_name(fault: str, trainer: TorchEngine) -> None:
+    theirs = copy.deepcopy(trainer.module, memo={id(p): p for p in trainer.module.parameters()})
+    assert isinstance(theirs, PreTrainedModel)
+    rollout = NativeEngine(theirs, SMALL)
+    first, second = (theirs.get_submodule(f"model.layers.{i}.mlp.up_proj") for i in range(2))
+    if fault == "corrupted":
+        second.weight = torch.nn.Parameter(second.weight.detach() + 0.01)
+    elif fault == "swapped":
+        first.weight, second.weight = second.weight, first.weight
+    else:  # an update that gave the trainer's tensor a new storage, which the engine never saw
+        ours = trainer.module.get_submodule("model.layers.1.mlp.up_proj")
+        ours.weight = torch.nn.Parameter(ours.weight.detach() * 1.1)
+    with pytest.raises(PublishError, match=r"Tensor model.layers.[01].mlp.up_proj.weight is not the same storage"):
+        publish(trainer, rollout, 1, mode="shared")
+    assert rollout.version == 0
+
+
 def test_engines_that_compute_differently_are_told_so(trainer: TorchEngine) -> None:
     assert isinstance(trainer.module, PreTrainedModel)
     rollout = NativeEngine(trainer.module, SMALL)

@@ -108,6 +108,7 @@ def _run(words: list[str], faults: tuple[Fault, ...]) -> None:
     scratch = Path(f"{folder}.tmp")
     scratch.mkdir(parents=True, exist_ok=True)
     os.environ["TMPDIR"] = tempfile.tempdir = str(scratch)
+    os.environ["RAY_TMPDIR"] = "/tmp"  # its sockets need short names
     output = os.open(f"{folder}.out", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_driver import PPO, TINY, without_clocks
+from fault_driver import PPO, TINY, Fault, train, without_clocks
 
 from podium.config import load_config
 from podium.errors import WorkerDied, WorkerError, WorkerTimeout
@@ -109,3 +110,41 @@ def test_the_policy_replaces_lost_workers_a_few_times_without_progress() -> None
     assert policy.decide(lost_peer, progress=6) is Decision.RESTART_GROUP
     assert policy.decide(WorkerError("actor", 0, "update_actor", "ValueError: mine"), progress=6) is Decision.RAISE
     assert Raise().decide(died, progress=9) is Decision.RAISE
+
+
+@pytest.mark.soak
+def test_samples_that_were_made_ahead_survive_the_loss_of_their_workers(
+    tmp_path: Path, strike: Callable[..., list[float]]
+) -> None:
+    ahead = ["trainer.max_staleness=1", "trainer.n_gpus_per_node=1", "trainer.async_save=false"]
+    golden = run(tmp_path / "golden", *ahead)
+    assert [step["training/staleness"] for step in golden] == [0, 1, 1, 1]
+    killed = strike("update_actor", 3, rank=0, signum=signal.SIGKILL)
+    assert run(tmp_path / "run", *ahead) == golden and killed
+    assert [e["step"] for e in read_events(tmp_path / "run") if e["kind"] == "resumed"] == [2]
+
+
+@pytest.mark.soak
+def test_a_killed_driver_leaves_no_ray_process_and_the_run_goes_on(tmp_path: Path) -> None:
+    words = [*PPO, "trainer.runtime=ray", "trainer.n_gpus_per_node=2", "trainer.total_training_steps=4"]
+    golden = run(tmp_path / "golden")
+    before = ray_processes()
+    code = train(tmp_path / "run", *words, "trainer.async_save=false", faults=(Fault("update_actor", nth=3),))
+    assert code == -signal.SIGKILL
+    deadline = time.monotonic() + 30
+    while ray_processes() - before and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert ray_processes() - before == set(), "orphans"
+    assert train(tmp_path / "run", *words) == 0
+    assert without_clocks(read_metrics(tmp_path / "run")) == golden
+
+
+def ray_processes() -> set[int]:
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                line = (entry / "cmdline").read_bytes()
+                if b"ray::" in line or b"raylet" in line or b"gcs_server" in line:
+                    found.add(int(entry.name))
+    return found

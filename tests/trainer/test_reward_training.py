@@ -37,7 +37,7 @@ def write_pairs(path: Path, *rows: dict[str, Any]) -> PairRows:
 @pytest.fixture
 def evens(tmp_path: Path) -> Callable[..., RewardTrainingConfig]:
     """Pairs that differ in their first digit: even answers are preferred to odd ones."""
-    for name, numbers in (("train", range(100, 612)), ("val", range(700, 828))):
+    for name, numbers in (("train", range(100, 612)), ("val", range(700, 764))):
         digits = [str(n) for n in numbers]
         rows = [
             {"prompt": f"{d}?", "chosen": f"{2 * (n % 5)}{d}", "rejected": f"{2 * (n % 4) + 1}{d}"}
@@ -47,7 +47,7 @@ def evens(tmp_path: Path) -> Callable[..., RewardTrainingConfig]:
 
     def make(*words: str, folder: str = "run") -> RewardTrainingConfig:
         small = [f"data.train_files={tmp_path / 'train.jsonl'}", f"data.val_files={tmp_path / 'val.jsonl'}"]
-        small += ["data.train_batch_size=32", "optim.lr=1e-3", "trainer.total_training_steps=12", "trainer.logger=[]"]
+        small += ["data.train_batch_size=32", "optim.lr=1e-3", "trainer.total_training_steps=4", "trainer.logger=[]"]
         return load_reward_config(None, [*small, f"trainer.default_local_dir={tmp_path / folder}", *words])
 
     return make
@@ -60,22 +60,17 @@ def test_it_prefers_the_right_one_of_held_out_pairs(evens: Callable[..., RewardT
     assert steps[0]["val/rm/accuracy"] == 0.5, "the head starts at zero"
     assert steps[-1]["val/rm/accuracy"] > 0.9
     assert steps[-1]["val/rm/loss"] < 0.3 < steps[0]["val/rm/loss"]
-
-
-def test_the_saved_model_scores_as_the_trained_one(evens: Callable[..., RewardTrainingConfig]) -> None:
-    config = evens()
-    assert run_supervised(config, REWARD) == 0
-    run = Path(config.trainer.default_local_dir)
-    loaded = load_value_model(ModelConfig(path=str(run / "checkpoints" / "global_step_12" / "hf")))
-    engine = make_train_engine("fsdp", loaded, values_after=True)
+    folder = Path(config.trainer.default_local_dir) / "checkpoints" / "global_step_16" / "hf"
+    engine = make_train_engine("fsdp", load_value_model(ModelConfig(path=str(folder))), values_after=True)
     rows = PairRows(config.data.val_files, TOKENIZER, config.data, "val")
     scores = engine.scores(rows.fetch(range(len(rows)))).reshape(-1, 2)
     accuracy = float((scores[:, 0] > scores[:, 1]).float().mean())
-    assert accuracy == pytest.approx(read_metrics(run)[-1]["val/rm/accuracy"])
+    assert accuracy == pytest.approx(steps[-1]["val/rm/accuracy"]), "the saved model scores as the trained one"
 
 
 def test_an_interrupted_run_ends_where_an_unbroken_one_does(evens: Callable[..., RewardTrainingConfig]) -> None:
-    whole, broken = evens("trainer.total_training_steps=4"), evens("trainer.total_training_steps=2", folder="broken")
+    quick = ("data.train_batch_size=8", "trainer.val_before_train=false")
+    whole, broken = evens(*quick), evens(*quick, "trainer.total_training_steps=2", folder="broken")
     assert run_supervised(whole, REWARD) == 0
     assert run_supervised(broken, REWARD) == 0
     broken.trainer.total_training_steps = 4

@@ -40,26 +40,27 @@ def config(tmp_path: Path) -> Callable[..., SFTConfig]:
 def greedy_accuracy(model: Path | str, folder: Path) -> float:
     """By the rule, on held-out sums."""
     words = [f"actor_rollout_ref.model.path={model}", f"trainer.default_local_dir={folder}", "trainer.val_only=true"]
-    words += ["data.train_files=task:addition?rows=64", "data.val_files=task:addition?rows=128", "trainer.logger=[]"]
+    words += ["data.train_files=task:addition?rows=64", "data.val_files=task:addition?rows=64", "trainer.logger=[]"]
     words += ["data.max_prompt_length=64", "data.max_response_length=8", "actor_rollout_ref.rollout.kv_cache_gb=0.1"]
     run_ppo(load_config(None, words))
     return float(read_metrics(folder)[0]["val/test_score/addition"])
 
 
 def test_the_loss_falls_and_greedy_answers_get_better(config: Callable[..., SFTConfig], tmp_path: Path) -> None:
-    run = config("trainer.total_training_steps=24", "trainer.test_freq=12")
+    run = config("trainer.total_training_steps=20", "trainer.test_freq=10")
     assert run_supervised(run, SFT) == 0
     steps = read_metrics(run.trainer.default_local_dir)
     losses = [step["val/sft/loss"] for step in steps if "val/sft/loss" in step]
     assert len(losses) == 3 and losses[0] > 2 * losses[1] > 2 * losses[2]
     assert all(step["perf/throughput"] > 0 for step in steps[1:])
-    trained = Path(run.trainer.default_local_dir) / "checkpoints" / "global_step_24" / "hf"
+    trained = Path(run.trainer.default_local_dir) / "checkpoints" / "global_step_20" / "hf"
     before, after = greedy_accuracy("builtin:tiny", tmp_path / "a"), greedy_accuracy(trained, tmp_path / "b")
     assert after > before + 0.3
 
 
 def test_an_interrupted_run_ends_with_the_weights_of_an_unbroken_one(config: Callable[..., SFTConfig]) -> None:
-    whole, broken = config("trainer.save_freq=2"), config("trainer.save_freq=2", folder="broken")
+    quick = ("trainer.save_freq=2", "data.train_batch_size=8", "trainer.val_before_train=false")
+    whole, broken = config(*quick), config(*quick, folder="broken")
     assert run_supervised(whole, SFT) == 0
     broken.trainer.total_training_steps = 2
     assert run_supervised(broken, SFT) == 0
@@ -75,7 +76,8 @@ def test_an_interrupted_run_ends_with_the_weights_of_an_unbroken_one(config: Cal
 
 
 def test_the_loss_does_not_depend_on_how_rows_are_cut(config: Callable[..., SFTConfig]) -> None:
-    runs = [config(folder="a"), config("max_tokens_per_micro_batch=64", folder="b")]
+    quick = ("data.train_batch_size=8", "trainer.total_training_steps=2", "trainer.save_freq=0")
+    runs = [config(*quick, folder="a"), config(*quick, "max_tokens_per_micro_batch=64", folder="b")]
     assert [run_supervised(run, SFT) for run in runs] == [0, 0]
     first, second = ([s["sft/loss"] for s in read_metrics(r.trainer.default_local_dir)[1:]] for r in runs)
     assert first == pytest.approx(second, rel=1e-3)

@@ -14,9 +14,9 @@ GSM8K_HINT = 'Think step by step and write the final number after "####".'
 MATH_HINT = r"Think step by step and write the final answer within \boxed{}."
 SEARCH_HINT = (
     "Answer the question. First reason inside <think> and </think>. When knowledge is missing, ask a search engine "
-    "with <search> query </search>; what it finds comes back between <information> and </information>. Search as often as "
-    "you need. Give the answer inside <answer> and </answer>, without explanations, for example <answer> Beijing "
-    "</answer>. Question: "
+    "with <search> query </search>; what it finds comes back between <information> and </information>. "
+    "Search as often as you need. Give the answer inside <answer> and </answer>, without explanations, "
+    "for example <answer> Beijing </answer>. Question: "
 )
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore
 
 from podium.errors import PublishError
 
@@ -54,8 +55,8 @@ class Channel(ABC):
 
     def _silence(self, who: str, what: str, error: Exception) -> PublishError:
         return PublishError(
-            f"Publishing by broadcast: {who} ({what}) within {self.timeout_s:g} s. Look at the other side's log; it may "
-            f"have died or be in another phase. ({type(error).__name__}: {str(error)[:200]})"
+            f"Publishing by broadcast: {who} ({what}) within {self.timeout_s:g} s. Look at the other side's log; it "
+            f"may have died or be in another phase. ({type(error).__name__}: {str(error)[:200]})"
         )
 
     def reply(self, message: Message) -> None:
@@ -79,19 +80,22 @@ class Channel(ABC):
 
 
 class GroupChannel(Channel):
-    """A process group of its own, beside any other the processes are in: gloo for words, NCCL for a GPU's bytes."""
+    """A process group of its own, beside any other the processes are in: gloo for words, NCCL for a GPU's bytes.
+
+    They meet in `store`, a torch.distributed store that all of them reach.
+    """
 
     def __init__(
-        self, store: dist.Store, rank: int, size: int, device: torch.device | str = "cpu", timeout_s: float = 300.0
+        self, store: Any, rank: int, size: int, device: torch.device | str = "cpu", timeout_s: float = 300.0
     ) -> None:
         super().__init__(rank, size, torch.device(device), timeout_s)
         limit = timedelta(seconds=timeout_s)
-        self._words: Any = dist.ProcessGroupGloo(dist.PrefixStore("words", store), rank, size, limit)
-        self._bytes = self._words
+        self._words: Any = dist.ProcessGroupGloo(PrefixStore("words", store), rank, size, limit)
+        self._bytes: Any = self._words
         if self.device.type == "cuda":
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = limit
-            self._bytes = dist.ProcessGroupNCCL(dist.PrefixStore("bytes", store), rank, size, options)
+            self._bytes = dist.ProcessGroupNCCL(PrefixStore("bytes", store), rank, size, options)
 
     def _say(self, message: Message, data: Tensor | None) -> None:
         words = _encode(message)

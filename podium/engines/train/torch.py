@@ -59,7 +59,7 @@ class TorchEngine:
     ) -> None:
         """Takes `module` over: float32 parameters, the same on every rank, become shards or are cast to `dtype`.
 
-        `values_after`: a value belongs to the text up to and with its token, as a reward model's; else to what came before.
+        `values_after`: a value belongs to the text up to and with its token, as a reward model's; else to the text before.
         """
         self.module = module
         self.device = torch.device(device)
@@ -134,7 +134,8 @@ class TorchEngine:
         """The model's outputs micro-batch by micro-batch, with the rows they belong to."""
         self._ready(train=False)
         for index in self._micro_batches(rows):
-            packed = pack(rows[index], self.device, own_hidden=self.values_after) if len(index) else empty_pack(self.device)
+            part = rows[index]
+            packed = pack(part, self.device, own_hidden=self.values_after) if len(index) else empty_pack(self.device)
             outputs = self.root(packed, **options)
             if len(index):
                 yield index, outputs

@@ -1,8 +1,8 @@
 """What stays together in a micro-batch: the rows of one prompt, so that it goes through the model once.
 
 A unit that would exceed the token budget is cut, unless the rows have a column `unit`: rows of one number there (and of
-one prompt) are compared by the loss and never part. With a limit in rows instead of tokens every row is a unit of its own,
-since that limit counts rows.
+one prompt) are compared by the loss and never part. With a limit in rows instead of tokens every row is a unit of its
+own, since that limit counts rows.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ export function tick(value, step) {
   const size = Math.abs(value);
   if (size >= 1e6) return `${Number((value / 1e6).toPrecision(4))}M`;
   if (size >= 1e4) return `${Number((value / 1e3).toPrecision(4))}k`;
-  if (size !== 0 && size < 1e-3) return value.toExponential(Math.abs(step) < size / 20 ? 2 : 0);
+  if (size !== 0 && size < 1e-3) return value.toExponential(Math.max(0, Math.min(3, Math.ceil(Math.log10(size / step) - 1e-9))));
   const digits = Math.max(0, Math.min(6, Math.ceil(-Math.log10(Math.abs(step) || 1))));
   return value.toFixed(digits);
 }

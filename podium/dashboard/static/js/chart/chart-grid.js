@@ -9,7 +9,7 @@ import { CurveLoader } from "./curve-loader.js";
 import { LineChart } from "./line-chart.js";
 
 // Curves of so few points, such as validation, are shown as they are.
-const FEW_POINTS = 12;
+const FEW_POINTS = 40;
 
 export class ChartGrid {
   #cards = new Map();

@@ -176,13 +176,13 @@ export class LineChart {
     if (!rows.length) return;
     const nearestRow = rows.reduce((a, b) => (Math.abs(b.step - step) < Math.abs(a.step - step) ? b : a));
     this.#hover = nearestRow.step;
-    const { x, y, width, height } = this.#scales;
+    const { x, y, height } = this.#scales;
     const at = x.at(this.#hover);
     const marks = rows
       .filter((row) => row.value !== null && !Number.isNaN(y.at(row.value)))
       .map((row) => svg("circle", { cx: x.at(row.step), cy: y.at(row.soft ?? row.value), r: 3.5, class: `series-${row.colour}` }));
     replace(this.cursor, svg("line", { x1: at, x2: at, y1: MARGIN.top, y2: height - MARGIN.bottom }), marks);
-    if (withValues) this.readout.show(this.#hover, rows, at, width);
+    if (withValues) this.readout.show(this.#hover, rows, at);
     else this.readout.hide();
   }
 

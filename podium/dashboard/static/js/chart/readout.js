@@ -10,7 +10,7 @@ export class Readout {
     this.element = el("div", { class: "readout", hidden: true });
   }
 
-  show(step, rows, x, width) {
+  show(step, rows, x) {
     const byValue = [...rows].sort((a, b) => (b.soft ?? b.value ?? -Infinity) - (a.soft ?? a.value ?? -Infinity));
     const more = byValue.length - MAX_ROWS;
     replace(
@@ -19,7 +19,7 @@ export class Readout {
       byValue.slice(0, MAX_ROWS).map((row) => line(row, step)),
       more > 0 && el("div", { class: "muted" }, `and ${more} more`),
     );
-    place(this.element, x, width);
+    place(this.element, x);
   }
 
   hide() {
@@ -31,14 +31,14 @@ export class Readout {
   }
 }
 
-// Beside the cross-hair, on the side with room, and never outside the chart where that can be helped.
-export function place(element, x, width) {
+// Right of the cross-hair, over the next chart if need be; left of it where the window ends; never outside the window.
+export function place(element, x) {
   element.hidden = false;
   const size = element.offsetWidth;
-  const right = x + 12;
-  const left = x - 12 - size;
-  const at = right + size <= width || left < 0 ? Math.min(right, Math.max(0, width - size)) : left;
-  element.style.left = `${at}px`;
+  const origin = element.parentElement.getBoundingClientRect().left;
+  const room = document.documentElement.clientWidth - origin - 8;
+  const at = x + 12 + size <= room ? x + 12 : x - 12 - size;
+  element.style.left = `${Math.max(8 - origin, Math.min(at, room - size))}px`;
 }
 
 function line(row, step) {

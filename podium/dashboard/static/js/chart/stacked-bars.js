@@ -122,7 +122,7 @@ export class StackedBars {
         ),
       ),
     );
-    place(this.tip, this.x.at(index + 0.5), this.element.clientWidth);
+    place(this.tip, this.x.at(index + 0.5));
   }
 
   #pick(index) {

@@ -50,7 +50,8 @@ export class SampleDetail {
     const columns = tokenColumns(record);
     const text = asText(record.output);
     if (!columns) return textSection("Response", text);
-    return el("section", {}, el("h3", {}, "Response"), tokenView(columns));
+    const hasParts = segments(text).length > 1;
+    return [hasParts && textSection("Response", text), el("section", {}, el("h3", {}, hasParts ? "Tokens" : "Response"), tokenView(columns))];
   }
 
   #group(kind, step, line, siblings) {

@@ -13,7 +13,7 @@ export function scoreBadge(score) {
 export function sampleRow(sample, onOpen) {
   const facts = [
     sample.stop_reason,
-    `${count(sample.length)} ${sample.unit}`,
+    sample.num_tokens === null ? `${count(sample.length)} chars` : `${count(sample.num_tokens)} tokens`,
     sample.data_source,
     sample.turns > 1 ? `${sample.turns} turns` : "",
     sample.policy_version === undefined || sample.policy_version === null ? "" : `policy ${sample.policy_version}`,

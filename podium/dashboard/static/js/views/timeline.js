@@ -105,7 +105,8 @@ function lanes(times, ranks) {
   const inside = inOrder(Object.keys(times)).filter((name) => !isOutside(name));
   const known = inside.reduce((sum, name) => sum + times[name], 0);
   if (times.step - known > 0.002 * times.step) times = { ...times, other: times.step - known };
-  const names = inOrder(Object.keys(times));
+  const all = inOrder(Object.keys(times));
+  const names = [...all.filter((name) => !isOutside(name)), ...all.filter(isOutside)];
   const whole = Math.max(times.step, known) + names.filter(isOutside).reduce((sum, name) => sum + times[name], 0);
   let at = 0;
   const rows = names.map((name) => {

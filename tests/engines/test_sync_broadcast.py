@@ -1,0 +1,240 @@
+"""Publishing to engines behind a channel: real process groups and stores, the rollout side in threads or a process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+
+from podium.config.schema import OptimConfig, RolloutConfig
+from podium.engines.rollout.base import SamplingParams
+from podium.engines.rollout.buckets import into_buckets
+from podium.engines.rollout.channels import Channel, GroupChannel, StoreChannel
+from podium.engines.rollout.native.engine import NativeEngine
+from podium.engines.rollout.remote import RemoteEngines, answer_publish
+from podium.engines.rollout.weights import SLICE_VALUES, sample_values
+from podium.engines.sync import make_probe, publish
+from podium.engines.train.torch import TorchEngine
+from podium.errors import PublishError
+from podium.models.load import prepare
+
+SMALL = RolloutConfig(max_num_seqs=8, kv_cache_gb=0.01)
+UP_0, UP_1 = (f"model.layers.{i}.mlp.up_proj.weight" for i in range(2))
+Weights = Iterable[tuple[str, Tensor]]
+KINDS: list[Callable[..., Channel]] = [GroupChannel, StoreChannel]
+
+
+def make_model(seed: int = 0) -> PreTrainedModel:
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=64,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=48,
+        max_position_embeddings=64,
+        initializer_range=0.3,
+        tie_word_embeddings=True,
+        eos_token_id=1,
+        bos_token_id=None,
+        pad_token_id=None,
+    )
+    model = Qwen2ForCausalLM(config)
+    prepare(model)
+    return model
+
+
+@pytest.fixture
+def trainer() -> TorchEngine:
+    return TorchEngine(make_model(), optim=OptimConfig(lr=1e-2), total_steps=10)
+
+
+def connect(kind: Callable[..., Channel], size: int, timeout_s: float = 20.0) -> list[Channel]:
+    """The ends of one channel; a process group needs all of them to come at once."""
+    store = dist.TCPStore("localhost", 0, size, is_master=True, wait_for_workers=False)
+
+    def end(rank: int) -> Channel:
+        own = dist.TCPStore("localhost", store.port, size, is_master=False)
+        return kind(own, rank, size, timeout_s=timeout_s)
+
+    with ThreadPoolExecutor(size) as pool:
+        ends = list(pool.map(end, range(size)))
+    ends[0].keep_alive = store  # type: ignore[attr-defined]
+    return ends
+
+
+def serve(ends: list[Channel], engines: list[NativeEngine], times: int = 1) -> list[Future[list[int]]]:
+    """The rollout side, in threads."""
+    pool = ThreadPoolExecutor(len(engines))
+    return [
+        pool.submit(lambda c, e: [answer_publish(c, e) for _ in range(times)], channel, engine)
+        for channel, engine in zip(ends, engines, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_engine_gets_every_tensor_and_generates_with_it(
+    kind: Callable[..., Channel], trainer: TorchEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("podium.engines.rollout.remote.into_buckets", lambda w: into_buckets(w, bucket_bytes=4096))
+    engines = [NativeEngine(make_model(seed), SMALL) for seed in (1, 2)]
+    ends = connect(kind, 3)
+    answers = serve(ends[1:], engines, times=2)
+    remote = RemoteEngines(ends[0])
+    for version in (1, 2):
+        with torch.no_grad():
+            for parameter in trainer.module.parameters():
+                parameter.add_(torch.randn_like(parameter), alpha=0.05)
+        done = publish(trainer, remote, version, probe=make_probe(trainer))
+        assert (done.mode, done.version) == ("broadcast", version) and done.num_bytes > 4096
+        assert done.probe_difference is not None and done.probe_difference < 1e-4
+    assert [answer.result(20) for answer in answers] == [[1, 2]] * 2
+    for engine in engines:
+        held = dict(engine.weights())
+        assert all(tensor.equal(held[name]) for name, tensor in trainer.module.state_dict().items())
+        assert engine.generate([[2, 3]], SamplingParams(max_tokens=2))[0][0].version == 2
+
+
+class FaultyEngine(NativeEngine):
+    """Does something to the weights on their way in, and says nothing."""
+
+    fault: Callable[[Weights], Weights]
+
+    def load_weights(self, weights: Weights, version: int) -> None:
+        super().load_weights(self.fault(weights), version)
+
+
+def corrupted(weights: Weights) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in weights:
+        yield name, tensor + 0.01 if name == UP_1 else tensor
+
+
+def skipped(weights: Weights) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in weights:
+        yield name, make_model(seed=1).state_dict()[name] if name == UP_1 else tensor
+
+
+def swapped(weights: Weights) -> Iterator[tuple[str, Tensor]]:
+    named = dict(weights)
+    named[UP_0], named[UP_1] = named[UP_1], named[UP_0]
+    yield from named.items()
+
+
+def dropped(weights: Weights) -> Iterator[tuple[str, Tensor]]:
+    return ((name, tensor) for name, tensor in weights if name != UP_1)
+
+
+@pytest.mark.parametrize("fault", [corrupted, skipped, swapped, dropped])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fault_in_one_of_two_engines_is_caught_by_the_tensors_name(
+    kind: Callable[..., Channel], fault: Callable[[Weights], Weights], trainer: TorchEngine
+) -> None:
+    good, bad = NativeEngine(make_model(1), SMALL), FaultyEngine(make_model(1), SMALL)
+    bad.fault = fault
+    ends = connect(kind, 3)
+    answers = serve(ends[1:], [good, bad])
+    with pytest.raises(PublishError, match=f"Tensor {UP_0 if fault is swapped else UP_1}"):
+        publish(trainer, RemoteEngines(ends[0]), 1)
+    for answer in answers:
+        answer.result(20)
+
+
+def test_what_the_sampled_values_miss_the_probe_sees_and_names(trainer: TorchEngine) -> None:
+    def wrong_between_the_samples(weights: Weights) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in weights:
+            if name == UP_1:
+                wrong = tensor + 1.0
+                stride = -(-tensor.numel() // SLICE_VALUES)
+                start = int(sample_values(torch.arange(tensor.numel()), version=1)[0])
+                wrong.view(-1)[start::stride] = tensor.reshape(-1)[start::stride]
+                tensor = wrong
+            yield name, tensor
+
+    engine = FaultyEngine(make_model(1), SMALL)
+    engine.fault = wrong_between_the_samples
+    ends = connect(GroupChannel, 2)
+    answers = serve(ends[1:], [engine])
+    with pytest.raises(PublishError, match=rf"log-probs of fixed tokens .* Tensor {UP_1}"):
+        publish(trainer, RemoteEngines(ends[0]), 1, probe=make_probe(trainer))
+    assert answers[0].result(20) == [1]
+
+
+def test_an_engine_that_keeps_its_old_version_is_caught(trainer: TorchEngine) -> None:
+    engine = NativeEngine(make_model(1), SMALL)
+    engine.load_weights = lambda weights, version: list(weights) and None  # type: ignore[method-assign]
+    ends = connect(StoreChannel, 2)
+    serve(ends[1:], [engine])
+    with pytest.raises(PublishError, match="version 0 after version 5"):
+        publish(trainer, RemoteEngines(ends[0]), 5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_silent_rollout_process_is_named_when_the_time_is_up(
+    kind: Callable[..., Channel], trainer: TorchEngine
+) -> None:
+    ends = connect(kind, 2, timeout_s=1.0)
+    with pytest.raises(PublishError, match=r"rollout process.* within 1 s"):
+        publish(trainer, RemoteEngines(ends[0]), 1)
+
+
+def test_a_trainer_that_never_speaks_is_named_too() -> None:
+    ends = connect(StoreChannel, 2, timeout_s=0.5)
+    with pytest.raises(PublishError, match=r"the trainer said nothing .* within 0.5 s"):
+        answer_publish(ends[1], NativeEngine(make_model(1), SMALL))
+
+
+def test_a_rank_without_a_channel_helps_to_gather_and_checks_nothing(trainer: TorchEngine) -> None:
+    done = publish(trainer, RemoteEngines(None), 3, probe=make_probe(trainer))
+    assert done.mode == "broadcast" and done.num_tensors > 10 and done.probe_difference == 0.0
+
+
+def test_a_store_is_left_empty(trainer: TorchEngine) -> None:
+    ends = connect(StoreChannel, 2)
+    store: Any = ends[0].store  # type: ignore[attr-defined]
+    before = store.num_keys()
+    answers = serve(ends[1:], [NativeEngine(make_model(1), SMALL)])
+    publish(trainer, RemoteEngines(ends[0]), 1)
+    answers[0].result(20)
+    assert store.num_keys() - before <= 1, "the last word may still lie there"
+
+
+ROLLOUT_PROCESS = """
+import sys
+import torch.distributed as dist
+sys.path.insert(0, {tests!r})
+from test_sync_broadcast import SMALL, make_model
+from podium.engines.rollout.base import SamplingParams
+from podium.engines.rollout.channels import GroupChannel
+from podium.engines.rollout.native.engine import NativeEngine
+from podium.engines.rollout.remote import answer_publish
+channel = GroupChannel(dist.TCPStore("localhost", {port}, 2, is_master=False), 1, 2, timeout_s=60)
+engine = NativeEngine(make_model(1), SMALL)
+answer_publish(channel, engine)
+print(engine.generate([[2, 3, 4]], SamplingParams(max_tokens=6, temperature=0.0))[0][0])
+"""
+
+
+@pytest.mark.slow
+def test_a_rollout_engine_in_another_process_writes_what_the_trainers_weights_write(trainer: TorchEngine) -> None:
+    store = dist.TCPStore("localhost", 0, 2, is_master=True, wait_for_workers=False)
+    code = ROLLOUT_PROCESS.format(tests=str(__file__).rsplit("/", 1)[0], port=store.port)
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    try:
+        channel = GroupChannel(store, 0, 2, timeout_s=120)
+        publish(trainer, RemoteEngines(channel), 9, probe=make_probe(trainer))
+        out, _ = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert isinstance(trainer.module, PreTrainedModel)
+    here = NativeEngine(trainer.module, SMALL)
+    here.set_version(9)
+    assert out.strip() == str(here.generate([[2, 3, 4]], SamplingParams(max_tokens=6, temperature=0.0))[0][0])
