@@ -59,7 +59,7 @@ class TorchEngine:
     ) -> None:
         """Takes `module` over: float32 parameters, the same on every rank, become shards or are cast to `dtype`.
 
-        `values_after`: a value belongs to the text up to and with its token, as a reward model's; else to the text before.
+        `values_after`: a value judges the text up to and with its token, as a reward model's; else the text before it.
         """
         self.module = module
         self.device = torch.device(device)
