@@ -24,7 +24,7 @@ examples:
   podium sft my.yaml                    supervised fine-tuning, before the reinforcement
   podium train-reward pairs.parquet     a reward model from pairs of responses
   podium dashboard                      curves and samples in a browser
-  podium export runs/podium/x model     a trained model as a Hugging Face folder
+  podium export runs/podium/x model     its model as a Hugging Face folder
 
 `podium <command> --help` says more about a command.
 """

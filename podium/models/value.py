@@ -8,6 +8,9 @@ load too: their `score.weight` is the head. Training it is the train engine's wo
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -68,11 +71,28 @@ def load_value_model(
     model: ModelConfig, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
 ) -> ValueModel:
     """From a causal LM's folder (the head starts at zero), a sequence classifier's, or one `ValueModel.save` wrote."""
-    value_model = ValueModel(load_module(AutoModel, model, dtype, device)).eval()
     head = _read_head(Path(resolve_path(model.path)))
+    with _head_is_expected():
+        value_model = ValueModel(load_module(AutoModel, model, dtype, device)).eval()
     if head:
         _put_head(value_model.value_head, head, model.path)
     return value_model
+
+
+@contextmanager
+def _head_is_expected() -> Iterator[None]:
+    """Transformers reports the head as a tensor too many; a report of missing ones still comes through."""
+    logger = logging.getLogger("transformers.modeling_utils")
+    logger.addFilter(_says_more)
+    try:
+        yield
+    finally:
+        logger.removeFilter(_says_more)
+
+
+def _says_more(record: logging.LogRecord) -> bool:
+    text = record.getMessage()
+    return "LOAD REPORT" not in text or any(word in text for word in ("MISSING", "MISMATCH", "CONVERSION"))
 
 
 def _put_head(layer: nn.Linear, head: dict[str, Tensor], path: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_driver import PPO, TINY, Fault, train, without_clocks
+from fault_driver import PPO, TINY, Fault, finish, of_session, start, train, without_clocks
 
 from podium.config import load_config
 from podium.errors import WorkerDied, WorkerError, WorkerTimeout
@@ -128,23 +128,27 @@ def test_samples_that_were_made_ahead_survive_the_loss_of_their_workers(
 def test_a_killed_driver_leaves_no_ray_process_and_the_run_goes_on(tmp_path: Path) -> None:
     words = [*PPO, "trainer.runtime=ray", "trainer.n_gpus_per_node=2", "trainer.total_training_steps=4"]
     golden = run(tmp_path / "golden")
-    before = ray_processes()
-    code = train(tmp_path / "run", *words, "trainer.async_save=false", faults=(Fault("update_actor", nth=3),))
-    assert code == -signal.SIGKILL
-    deadline = time.monotonic() + 30
-    while ray_processes() - before and time.monotonic() < deadline:
+    child = start(tmp_path / "run", *words, "trainer.async_save=false", faults=(Fault("update_actor", nth=3),))
+    driver, seen = child.pid, set[int]()
+    while child.exitcode is None:
+        seen |= ray_processes(driver)
+        child.join(0.2)
+    assert finish(child) == -signal.SIGKILL and len(seen) >= 4, "the store, the scheduler and two workers were there"
+    deadline = time.monotonic() + 60
+    while ray_processes(driver) and time.monotonic() < deadline:
         time.sleep(0.5)
-    assert ray_processes() - before == set(), "orphans"
+    assert ray_processes(driver) == set(), "orphans"
     assert train(tmp_path / "run", *words) == 0
     assert without_clocks(read_metrics(tmp_path / "run")) == golden
 
 
-def ray_processes() -> set[int]:
-    found = set()
+def ray_processes(driver: int) -> set[int]:
+    """The processes of the Ray that a driver started: they are of its session, or name its session folder."""
+    found = {pid for pid in of_session(driver) if pid != driver}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                line = (entry / "cmdline").read_bytes()
-                if b"ray::" in line or b"raylet" in line or b"gcs_server" in line:
+                text = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+                if f"_{driver}/".encode() in text and b"session_" in text:
                     found.add(int(entry.name))
     return found
