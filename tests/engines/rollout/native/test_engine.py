@@ -14,6 +14,7 @@ from podium.config.schema import RolloutConfig
 from podium.engines.rollout.base import Completion, SamplingParams, StopReason
 from podium.engines.rollout.native.engine import NativeEngine
 from podium.engines.rollout.native.kv import KVShape
+from podium.engines.rollout.native.runner import Runner
 from podium.errors import ConfigError, RolloutError
 
 EOS = 1
@@ -336,3 +337,16 @@ def test_bfloat16_stays_near_float32(cast: str, make_lm: Any, random_prompts: An
         for completion in group
     ]
     assert torch.cat(differences).mean() < 0.1
+
+
+def test_without_triton_a_gpu_is_served_by_the_plain_runner_and_one_line_says_so(
+    make_lm: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = NativeEngine(make_lm(), small())
+    engine.device = torch.device("cuda")
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    runner = engine._make_runner(small(), torch.float32, num_blocks=8)
+    assert type(runner) is Runner and runner.window == 1
+    assert [record.message for record in caplog.records if "Triton is not installed" in record.message] == [
+        "Triton is not installed: rollouts decode without CUDA graphs, several times slower."
+    ]
