@@ -69,7 +69,7 @@ class Job:
 def make_jobs(device: str) -> list[Job]:
     rng = random.Random(0)
     if device == "cpu":
-        ragged = [(rng.randint(8, 128), min(256, int(rng.lognormvariate(4.0, 0.8)) + 4)) for _ in range(64)]
+        ragged = [(rng.randint(8, 128), min(256, int(rng.lognormvariate(4.0, 0.8)) + 4)) for _ in range(32)]
         return [
             Job(f"{kind} {shape}", shape, lengths)
             for shape in ("4M", "40M")

@@ -44,7 +44,7 @@ class WeightSource(Protocol):
     @property
     def sharded(self) -> bool: ...
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]: ...
+    def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]: ...
 
 
 class Scorer(Protocol):
@@ -161,10 +161,13 @@ def _stream(train_engine: WeightSource, rollout_engine: Receiver, version: int) 
     """Stream full tensors into the engine, keeping a sample of each for the check."""
     samples: dict[str, Tensor] = {}
     num_bytes = 0
+    # shards are rounded before they are gathered: half the bytes for a half-precision engine
+    target = rollout_engine.module if train_engine.sharded else None
+    dtype = None if target is None else next(target.parameters()).dtype
 
     def stream() -> Iterator[tuple[str, Tensor]]:
         nonlocal num_bytes
-        for name, tensor in train_engine.weights():
+        for name, tensor in train_engine.weights(dtype):
             samples[name] = sample_values(tensor, version)
             num_bytes += tensor.numel() * tensor.element_size()
             yield name, tensor

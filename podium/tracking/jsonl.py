@@ -35,19 +35,33 @@ class JsonLines:
 
     def append(self, record: Mapping[str, Any]) -> None:
         with self._lock:
-            lines = self._waiting + encode(record)
-            end = self._file.seek(0, os.SEEK_END)
+            self._waiting += encode(record)
             try:
-                written = self._file.write(lines)
-                if written != len(lines):
-                    raise OSError(f"{written} of {len(lines)} bytes written")
-                self._waiting = b""
+                self._write()
             except OSError as error:
                 if not self.delayed:
                     log.warning("%s cannot be written (%s); the run goes on and its lines wait", self.path, error)
                 self.delayed += 1
-                self._waiting = lines if len(lines) <= _MAX_WAITING_BYTES else b""
-                os.ftruncate(self._file.fileno(), end)
+                if len(self._waiting) > _MAX_WAITING_BYTES:
+                    self._waiting = b""
+
+    def flush(self) -> None:
+        """Write what waits, or raise what keeps it from the disk."""
+        with self._lock:
+            self._write()
+
+    def _write(self) -> None:
+        if not self._waiting:
+            return
+        end = self._file.seek(0, os.SEEK_END)
+        try:
+            written = self._file.write(self._waiting)
+            if written != len(self._waiting):
+                raise OSError(f"{written} of {len(self._waiting)} bytes written")
+        except OSError:
+            os.ftruncate(self._file.fileno(), end)
+            raise
+        self._waiting = b""
 
     def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
         """Drop the lines that are not wanted; the file is replaced whole."""

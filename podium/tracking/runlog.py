@@ -97,6 +97,11 @@ class RunLog:
         """Append something that happened: a fault, a restart, a save."""
         self._events.append({"time": round(time.time(), 3), "kind": kind, **details})
 
+    def flush(self) -> None:
+        """Raise unless every line so far is in its file."""
+        self._metrics.flush()
+        self._events.flush()
+
     def save_config(self, config: Config) -> Path:
         path = self.folder / "config.yaml"
         save_config(config, path)

@@ -290,6 +290,7 @@ class RayPPOTrainer:
                 generated = self._join(pending.prompts, pending.output.get())
                 check_versions(generated, pending.version, self.policy_version)
                 number_samples(generated, start=len(self.step_samples))
+                metrics |= generated.meta_info.pop("metrics", {})
             with marked_timer("reward", timing):
                 batch, outcome = score_batch(generated, self._reward)
                 metrics |= outcome.metrics

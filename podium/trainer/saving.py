@@ -64,6 +64,7 @@ class CheckpointSaver:
             while self.background and not all(done for group in groups for done in group.checkpoint_written()):
                 if self._leaving.wait(_LOOK_S):
                     raise CheckpointError("the run ended while the save was under way")
+            self.recorder.log.flush()  # a published step whose metrics only wait in memory would lose them in a crash
             path = self.store.publish(staging, step, point.state, metrics)
         except Exception as error:  # noqa: BLE001 (fault boundary: a save that fails costs the save, not the run)
             self._failed(step, staging, error)

@@ -7,6 +7,7 @@ they are sharded it has a copy that every publish fills.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from podium.engines.rollout import make_rollout_engine
 from podium.engines.rollout.base import RolloutEngine
 from podium.engines.sync import make_probe, publish
 from podium.engines.train.torch import TorchEngine
-from podium.metric import Metrics
+from podium.metric import Metric, Metrics
 from podium.models.load import load_causal_lm, load_tokenizer, resolve_dtype
 from podium.protocol import DataProto
 from podium.rewards.scorer import RewardScorer
@@ -86,7 +87,13 @@ class ActorRolloutRefWorker(Worker):
 
     @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def generate_sequences(self, data: DataProto) -> DataProto:
-        return self.rollout.generate_sequences(data)
+        """With several ranks, each says how long it took: the slowest makes the others wait."""
+        start = time.perf_counter()
+        output = self.rollout.generate_sequences(data)
+        if self.world_size > 1:
+            seconds = Metric.last(time.perf_counter() - start)
+            output.meta_info["metrics"] = {f"timing_s/gen/rank_{self.rank}": seconds}
+        return output
 
     @register(Dispatch.DP_COMPUTE_METRIC)
     def publish(self, version: int) -> Metrics:

@@ -18,7 +18,7 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[dict[
     def metrics(*words: str) -> list[dict[str, Any]]:
         if words not in known:
             folder = tmp_path_factory.mktemp("golden") / "run"
-            assert fault_driver.train(folder, *words) == 0, Path(f"{folder}.out").read_text()
+            assert fault_driver.train(folder, *words, limit_s=900) == 0, Path(f"{folder}.out").read_text()
             known[words] = fault_driver.without_clocks(read_metrics(folder))
         return known[words]
 

@@ -66,9 +66,9 @@ def context() -> Any:
     return forking
 
 
-def train(folder: Path, *words: str, faults: tuple[Fault, ...] = ()) -> int:
+def train(folder: Path, *words: str, faults: tuple[Fault, ...] = (), limit_s: float = 240.0) -> int:
     """Run `podium train` in a child; the exit code, negative for a signal."""
-    return finish(start(folder, *words, faults=faults))
+    return finish(start(folder, *words, faults=faults), limit_s)
 
 
 def start(folder: Path, *words: str, faults: tuple[Fault, ...] = ()) -> Any:

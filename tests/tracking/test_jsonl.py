@@ -89,6 +89,8 @@ def test_a_full_disk_delays_lines_and_harms_neither_the_run_nor_the_file(
         with caplog.at_level(logging.WARNING):
             lines.append({"step": 2, "filler": "x" * 50})
             lines.append({"step": 3, "filler": "x" * 50})
+            with pytest.raises(OSError):
+                lines.flush()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, before)

@@ -43,6 +43,7 @@ def test_two_ranks_train_the_same_parameters_as_one(run: Run, tmp_path: Path, wo
     alone = run(*words, folder="alone")
     together = run(*words, *TWO_WORKERS, folder="together")
     assert together[0]["critic/score/mean"] == alone[0]["critic/score/mean"], "the same samples"
+    assert together[0]["timing_s/gen/rank_1"] > 0, "each rank says how long it took"
     for name in ("actor/pg_loss", "actor/grad_norm", "actor/entropy"):
         assert together[0][name] == pytest.approx(alone[0][name], abs=1e-5), name
     one, two = weights(tmp_path / "alone", 1), weights(tmp_path / "together", 1)

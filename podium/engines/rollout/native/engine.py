@@ -11,6 +11,8 @@ from __future__ import annotations
 import importlib.util
 import logging
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import torch
@@ -151,6 +153,12 @@ class NativeEngine(ModuleEngine):
 
     def _has_work(self) -> bool:
         return self.scheduler.has_work()
+
+    @contextmanager
+    def _generating(self) -> Iterator[None]:
+        """Kernels launch on the device that is current, which need not be the module's."""
+        with super()._generating(), torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
+            yield
 
     # ---- weights and memory
 
