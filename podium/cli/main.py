@@ -21,7 +21,7 @@ examples:
   podium train quickstart               recipes/quickstart.yaml
   podium train my.yaml trainer.seed=7   a recipe of yours, one setting changed
   podium train my.yaml --dry-run        what would run, without running it
-  podium sft my.yaml                    supervised fine-tuning, before the reinforcement
+  podium sft my.yaml                    supervised fine-tuning, beforehand
   podium train-reward pairs.parquet     a reward model from pairs of responses
   podium dashboard                      curves and samples in a browser
   podium export runs/podium/x model     its model as a Hugging Face folder
