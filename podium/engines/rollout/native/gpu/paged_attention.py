@@ -132,37 +132,15 @@ def _launch(
     return out
 
 
+# fmt: off
 @triton.jit
 def _attend(
-    rows_ptr,
-    cache_ptr,
-    table_ptr,
-    slots_ptr,
-    lengths_ptr,
-    cos_ptr,
-    sin_ptr,
-    query_norm_ptr,
-    key_norm_ptr,
-    out_ptr,
-    sums_ptr,
-    scale,
-    window,
-    eps,
-    row_stride,
-    row_head,
-    value_stride,
-    head_stride,
-    table_row,
-    ROTATES: tl.constexpr,
-    NORMS: tl.constexpr,
-    GROUP: tl.constexpr,
-    ROWS: tl.constexpr,
-    DIM: tl.constexpr,
-    PADDED: tl.constexpr,
-    PAGE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    SPLITS: tl.constexpr,
+    rows_ptr, cache_ptr, table_ptr, slots_ptr, lengths_ptr, cos_ptr, sin_ptr, query_norm_ptr, key_norm_ptr, out_ptr,
+    sums_ptr, scale, window, eps, row_stride, row_head, value_stride, head_stride, table_row,
+    ROTATES: tl.constexpr, NORMS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr,
+    PADDED: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
 ):
+    # fmt: on
     kv_head, split, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     num_kv = tl.num_programs(0)
     slot = tl.load(slots_ptr + row)
@@ -184,22 +162,11 @@ def _attend(
         angle = (past * (DIM // 2)).to(tl.int64)
         key_head = num_kv * GROUP + kv_head + tl.zeros([1], tl.int32)
         one = tl.zeros([1], tl.int32) == 0
+        cos_ptr, sin_ptr = cos_ptr + angle, sin_ptr + angle
         query = _rotated(
-            rows_ptr,
-            row_head,
-            head,
-            is_query,
-            cos_ptr + angle,
-            sin_ptr + angle,
-            query_norm_ptr,
-            eps,
-            NORMS,
-            DIM,
-            PADDED,
+            rows_ptr, row_head, head, is_query, cos_ptr, sin_ptr, query_norm_ptr, eps, NORMS, DIM, PADDED
         )
-        key = _rotated(
-            rows_ptr, row_head, key_head, one, cos_ptr + angle, sin_ptr + angle, key_norm_ptr, eps, NORMS, DIM, PADDED
-        )
+        key = _rotated(rows_ptr, row_head, key_head, one, cos_ptr, sin_ptr, key_norm_ptr, eps, NORMS, DIM, PADDED)
         value_ptr = rows_ptr + (num_kv * GROUP + num_kv + kv_head) * row_head
         value = tl.load(value_ptr + cols, mask=cols < DIM, other=0.0)[None, :]
         owns = (split == SPLITS - 1) & (length > 0)
@@ -239,9 +206,28 @@ def _attend(
         mixed = mixed * shrink[:, None] + tl.dot(weights.to(dtype), values, input_precision="ieee")
         highest = new_highest
 
+    here = row * num_kv * GROUP + head
+    _write(out_ptr, sums_ptr, here, split, is_query, mixed, highest, total, DIM, PADDED, SPLITS)
+
+
+@triton.jit
+def _write(
+    out_ptr,
+    sums_ptr,
+    here,
+    split,
+    is_query,
+    mixed,
+    highest,
+    total,
+    DIM: tl.constexpr,
+    PADDED: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """The result itself, or this part of it with its log-sum."""
+    cols = tl.arange(0, PADDED)
     safe = tl.where(total > 0, total, 1.0)
     mixed = mixed / safe[:, None]
-    here = row * num_kv * GROUP + head
     written = is_query[:, None] & (cols < DIM)[None, :]
     if SPLITS == 1:
         tl.store(out_ptr + here[:, None] * DIM + cols[None, :], mixed.to(out_ptr.dtype.element_ty), mask=written)
