@@ -18,6 +18,7 @@ import importlib.util
 import json
 import os
 import random
+import resource
 import statistics
 import sys
 import time
@@ -36,6 +37,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from podium.config.schema import RolloutConfig
 from podium.engines.rollout.base import Completion, SamplingParams
 from podium.engines.rollout.native.engine import NativeEngine
+
+CPU_BYTES = 6 << 30
+"""What a run on a CPU may take; a peer that wants more fails instead of the machine."""
 
 SHAPES: dict[str, dict[str, Any]] = {
     "4M": {"model_type": "qwen2", "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
@@ -145,17 +149,20 @@ def hf_generate(cache: str) -> Callable[[PreTrainedModel, Job], Callable[[], Non
 
 
 def hf_continuous(model: PreTrainedModel, job: Job) -> Callable[[], None]:
-    """transformers' own continuous batching; every response is as long as the job's longest one would be on average."""
-    from transformers import GenerationConfig
+    """transformers' own continuous batching; every response has the job's mean length. Its cache is kept from taking
+    what memory there is."""
+    from transformers import ContinuousBatchingConfig, GenerationConfig
 
     prompts = [p for p in job.prompts(model.config.vocab_size) for _ in range(job.n)]
     mean = round(job.new_tokens / len(prompts))
     settings = GenerationConfig(max_new_tokens=mean, do_sample=True, eos_token_id=-1, pad_token_id=0)
 
+    memory = ContinuousBatchingConfig(max_memory_percent=0.05 if model.device.type == "cpu" else 0.5)
+
     def run() -> None:
         model.set_attn_implementation("sdpa")
         generate_batch: Any = model.generate_batch
-        generate_batch(inputs=prompts, generation_config=settings, progress_bar=False)
+        generate_batch(inputs=prompts, generation_config=settings, continuous_batching_config=memory)
 
     return run
 
@@ -299,6 +306,8 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5)
     options = parser.parse_args()
     device = options.device
+    if device == "cpu":
+        resource.setrlimit(resource.RLIMIT_DATA, (CPU_BYTES, CPU_BYTES))
     name = torch.cuda.get_device_name() if device == "cuda" else f"{torch.get_num_threads()} CPU threads"
     ceilings = measure_device(device)
     print(f"{name} · torch {torch.__version__} · transformers {transformers.__version__}")
