@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from train_cases import make_batch
 
-from podium.engines.train.packing import empty_pack, pack, row_lengths
+from podium.engines.train.packing import empty_pack, pack, plain_pack, row_lengths
 
 CPU = torch.device("cpu")
 
@@ -19,7 +19,7 @@ def test_a_pack_feeds_each_rows_tokens_and_predicts_its_responses(
 ) -> None:
     batch = make_batch(rows, prompt=prompt, response=response, seed=seed)
     t = batch.tensors()
-    packed = pack(batch.batch, CPU)
+    packed = plain_pack(batch.batch, CPU, own_hidden=False)
     real = [ids[mask.bool()].tolist() for ids, mask in zip(t["input_ids"], t["attention_mask"], strict=True)]
     fed = (
         [piece.tolist() for piece in packed.input_ids[0].split(packed.attention.lengths)]
@@ -38,7 +38,7 @@ def test_a_pack_feeds_each_rows_tokens_and_predicts_its_responses(
 def test_with_its_own_hidden_state_a_tokens_source_is_itself() -> None:
     batch = make_batch(5)
     t = batch.tensors()
-    packed = pack(batch.batch, CPU, own_hidden=True)
+    packed = plain_pack(batch.batch, CPU, own_hidden=True)
     assert sum(packed.attention.lengths) == int(t["attention_mask"].sum())
     ids = packed.input_ids[0, packed.sources]
     assert torch.equal(packed.spread(ids.float()).long(), t["responses"] * t["response_mask"])
@@ -47,7 +47,7 @@ def test_with_its_own_hidden_state_a_tokens_source_is_itself() -> None:
 def test_the_mean_per_row_counts_weighted_tokens_only() -> None:
     batch = make_batch(5, seed=2)
     t = batch.tensors()
-    packed = pack(batch.batch, CPU, own_hidden=True)
+    packed = plain_pack(batch.batch, CPU, own_hidden=True)
     features = packed.labels.float()[:, None]
     weights = t["response_mask"].clone()
     weights[0] = 0
@@ -59,7 +59,7 @@ def test_the_mean_per_row_counts_weighted_tokens_only() -> None:
 def test_a_first_token_without_a_predecessor_is_not_predicted() -> None:
     batch = make_batch(2)
     batch.tensors()["attention_mask"][:, :6] = 0  # no prompt at all
-    packed = pack(batch.batch, CPU)
+    packed = plain_pack(batch.batch, CPU, own_hidden=False)
     assert not packed.spread(torch.ones(len(packed.slots)))[:, 0].any()
 
 
