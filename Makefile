@@ -33,7 +33,7 @@ test: $(STAMP)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 test-faults: $(STAMP)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults -m soak -s $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults -m soak -n 2 --dist loadfile -rP $(ARGS)
 
 # The trackers' own packages: TensorBoard and W&B beside ours; SwanLab and MLflow want another protobuf, so apart.
 TRACKERS := .venv-trackers

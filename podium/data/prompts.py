@@ -69,7 +69,10 @@ def encode_messages(tokenizer: PreTrainedTokenizerBase, messages: list[Message])
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, text: str, add_special_tokens: bool) -> list[int]:
-    return [int(token) for token in tokenizer.encode(text, add_special_tokens=add_special_tokens)]
+    tokens = [int(token) for token in tokenizer.encode(text, add_special_tokens=add_special_tokens)]
+    if not tokens:
+        raise PromptError(f"the tokenizer ({type(tokenizer).__name__}) makes no token of the prompt {text[:40]!r}")
+    return tokens
 
 
 def is_overlong(tokens: Sequence[int], max_prompt_length: int) -> bool:
@@ -87,6 +90,6 @@ def fit_prompt(tokens: list[int], max_prompt_length: int, policy: OverlongPolicy
             return None
         case "error":
             raise PromptError(
-                f"the prompt has {len(tokens)} tokens, data.max_prompt_length is {max_prompt_length}; raise it or set "
-                f"data.overlong_prompts to drop or truncate_left"
+                f"the prompt has {len(tokens)} tokens, data.max_prompt_length (or max_start_length) is "
+                f"{max_prompt_length}; raise it or set data.overlong_prompts to drop or truncate_left"
             )

@@ -72,7 +72,7 @@ def run(folder: Path, *words: str) -> list[dict[str, Any]]:
     return without_clocks(read_metrics(folder))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_dead_and_silent_workers_are_replaced_and_the_metrics_are_the_golden_ones(
     tmp_path: Path, strike: Callable[..., list[float]]
 ) -> None:
@@ -140,6 +140,21 @@ def test_a_killed_driver_leaves_no_ray_process_and_the_run_goes_on(tmp_path: Pat
     assert ray_processes(driver) == set(), "orphans"
     assert train(tmp_path / "run", *words) == 0
     assert without_clocks(read_metrics(tmp_path / "run")) == golden
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("algorithm", [[], PPO], ids=["grpo", "ppo"])
+def test_runs_on_ray_killed_within_and_at_the_end_of_an_epoch_write_the_golden_metrics(
+    tmp_path: Path, golden: Callable[..., list[dict[str, Any]]], algorithm: list[str]
+) -> None:
+    words = [*algorithm, "trainer.runtime=ray", "trainer.n_gpus_per_node=2", "trainer.total_training_steps=8"]
+    words.append("trainer.async_save=false")
+    for new_steps in (4, 2):  # an epoch has six
+        killed = train(tmp_path / "run", *words, faults=(Fault("gen", nth=new_steps + 1),))
+        assert killed == -signal.SIGKILL, (tmp_path / "run.out").read_text()
+    assert train(tmp_path / "run", *words) == 0, (tmp_path / "run.out").read_text()
+    assert without_clocks(read_metrics(tmp_path / "run")) == golden(*words)
+    assert [e["step"] for e in read_events(tmp_path / "run") if e["kind"] == "resumed"] == [4, 6]
 
 
 def ray_processes(driver: int) -> set[int]:
