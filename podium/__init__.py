@@ -12,13 +12,21 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "DataProto": "podium.protocol",
+    "GRPOConfig": "podium.api.arguments",
+    "GRPOTrainer": "podium.api",
     "Metric": "podium.metric",
+    "PPOConfig": "podium.api.arguments",
+    "PPOTrainer": "podium.api",
     "PodiumError": "podium.errors",
+    "PolicyAndValueWrapper": "podium.api",
     "RayPPOTrainer": "podium.trainer.ray_trainer",
     "ResourcePoolManager": "podium.single_controller",
     "Role": "podium.single_controller",
     "load_config": "podium.config",
+    "null_ref_context": "podium.api",
     "run_ppo": "podium.trainer.main_ppo",
+    "selective_log_softmax": "podium.api",
+    "truncate_response": "podium.api",
 }
 
 __all__ = ["__version__", *sorted(_PUBLIC)]

@@ -5,6 +5,7 @@
     ├── DataError (ValueError)          a data file or row cannot be used
     ├── ModelError (ValueError)         a model folder cannot be loaded or lacks what a role needs
     ├── RewardError                     rewards failed more often than allowed
+    ├── RetrievalError                  documents could not be had from a retriever
     ├── ResourceError                   the cluster lacks what the run asks for
     ├── WorkerError                     a worker's method raised; carries role, rank, method and its traceback
     │   └── WorkerDied                  the worker's process is gone
@@ -38,6 +39,10 @@ class ModelError(PodiumError, ValueError):
 
 class RewardError(PodiumError):
     """Rewards failed more often than allowed."""
+
+
+class RetrievalError(PodiumError):
+    """Documents could not be had from a retriever."""
 
 
 class ResourceError(PodiumError):

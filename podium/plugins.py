@@ -19,11 +19,18 @@ from typing import Any
 from podium.errors import ConfigError
 
 
+def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The known name that a misspelt one most likely meant, whatever its case; None when none is like it."""
+    by_lower = {word.lower(): word for word in known}
+    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=cutoff)
+    return by_lower[close[0]] if close else None
+
+
 def nearest(name: str, allowed: Iterable[str]) -> str:
     """The tail of an error message: the nearest allowed name, then all of them."""
     names = sorted(allowed)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-    hint = f"; did you mean {close[0]!r}?" if close else "."
+    close = closest(name, names, cutoff=0.4)
+    hint = f"; did you mean {close!r}?" if close else "."
     return f"{hint} Allowed: {', '.join(names)}"
 
 

@@ -25,14 +25,17 @@ FLOORS: list[set[str]] = [
     {"config"},
     {"algorithms"},
     {"data"},
+    {"retrieval"},
     {"models"},
     {"engines"},
     {"rewards"},
+    {"agents"},
     {"checkpoint", "tracking"},
-    {"dashboard"},
+    {"dashboard", "serving"},
     {"single_controller"},
     {"workers"},
     {"trainer"},
+    {"api", "checks"},
     {"cli"},
 ]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

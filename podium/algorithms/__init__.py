@@ -40,6 +40,7 @@ from podium.algorithms.balance import (
 from podium.algorithms.correction import (
     RolloutCorrection,
     mismatch_warning,
+    observed_as_agreed,
     rollout_correction,
     rollout_correction_metrics,
 )
@@ -191,6 +192,7 @@ __all__ = [
     "masked_whiten",
     "mismatch_warning",
     "missing_eos_penalty",
+    "observed_as_agreed",
     "overlong_penalty",
     "pass_at_k",
     "policy_loss_names",

@@ -61,6 +61,13 @@ def rollout_correction(
         return RolloutCorrection(weights, response_mask * accepted.unsqueeze(-1).to(response_mask.dtype), metrics)
 
 
+def observed_as_agreed(rollout_log_probs: Tensor, log_probs: Tensor, info_mask: Tensor | None) -> Tensor:
+    """The sampler's log-probs [B, R]; where nobody sampled (an observation) the trainer's own: no gap to correct."""
+    if info_mask is None:
+        return rollout_log_probs
+    return torch.where(info_mask.bool(), rollout_log_probs, log_probs.detach())
+
+
 def _raw_weights(log_r: Tensor, keep: Tensor, mode: str) -> Tensor:
     """Before truncation: [B, R] by token (and when off), [B, 1] by sequence."""
     if mode == "sequence":

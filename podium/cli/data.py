@@ -16,6 +16,7 @@ data sets:
   math                   problem and solution, the answer in its \\boxed{}
   nq_search              question and golden_answers, for training with search
   jsonl                  any rows that podium train reads, in verl's columns
+  pairs                  better and worse answers, from the dumps of a run
   reasoning_gym:<task>   problems made by the reasoning-gym package
 
 Files are jsonl, json or parquet, or folders of such files; nothing is
@@ -24,6 +25,7 @@ downloaded.
 examples:
   podium data gsm8k downloads/gsm8k/train.jsonl --out data/gsm8k_train.parquet
   podium data math downloads/MATH/test --split val --out data/math_val.parquet
+  podium data pairs runs/podium/x/rollouts --out data/pairs.parquet
   podium data reasoning_gym:leg_counting --rows 2000 --out data/legs.parquet
 """
 
@@ -35,7 +37,7 @@ def add_parser(commands: Commands) -> None:
         description="Write a data set as a parquet file that `podium train` reads.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="podium data <data set> [file ...] --out <file.parquet> [--split train|val] [--rows n] [--seed n]",
+        usage="podium data <data set> [file ...] --out <file.parquet> [options]",
     )
     parser.add_argument("words", nargs="+", metavar="data set, files", help="the data set first, then its local files")
     parser.add_argument("--out", required=True, metavar="<file.parquet>", help="the file to write")

@@ -12,28 +12,50 @@ import traceback
 from collections.abc import Sequence
 
 from podium import __version__
-from podium.cli import dashboard, data, export, sft, train
+from podium.cli import (
+    bench,
+    check,
+    completion,
+    dashboard,
+    data,
+    evaluate,
+    export,
+    generate,
+    import_config,
+    retrieve,
+    runs,
+    serve,
+    sft,
+    train,
+)
 from podium.errors import ConfigError, PodiumError
+from podium.plugins import nearest
 
-EPILOG = """\
+HEADER = "Reinforcement learning for language models, from a laptop CPU to a Ray cluster."
+GROUPS = (
+    ("train", "sft", "train-reward", "check"),
+    ("eval", "generate", "chat", "serve", "export"),
+    ("runs", "dashboard", "bench"),
+    ("data", "retrieve", "import-config", "completion"),
+)
+"""The commands in the order of a run: make, use, watch, prepare."""
+FOOTER = """\
 examples:
-  podium train                          the built-in defaults
   podium train quickstart               recipes/quickstart.yaml
+  podium check my.yaml                  find mistakes before they cost an hour
   podium train my.yaml trainer.seed=7   a recipe of yours, one setting changed
-  podium train my.yaml --dry-run        what would run, without running it
-  podium sft my.yaml                    supervised fine-tuning, beforehand
-  podium train-reward pairs.parquet     a reward model from pairs of responses
-  podium dashboard                      curves and samples in a browser
-  podium export runs/podium/x model     its model as a Hugging Face folder
 
-`podium <command> --help` says more about a command.
+`podium <command> --help` says more; --debug shows tracebacks of errors.
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; the exit code: 0 done, 1 failed, 2 wrong settings or arguments, 130 interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in words
+    words = [word for word in words if word != "--debug"]
     try:
+        _refuse_unknown_command(words)
         arguments, rest = _parser().parse_known_args(words)
         for word in rest:  # argparse leaves words that stand behind an option; real leftovers are unknown options
             if word.startswith("-"):
@@ -48,21 +70,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write("podium: interrupted\n")
         return 130
     except PodiumError as error:
-        _report(error, str(error), "--debug" in words)
+        _report(error, str(error), debug)
         return 2 if isinstance(error, ConfigError) else 1
     except Exception as error:  # noqa: BLE001 (fault boundary: the last one)
         frame = traceback.extract_tb(error.__traceback__)[-1]
         text = f"unexpected {type(error).__name__} in {frame.name} ({frame.filename}:{frame.lineno}): {error}"
-        _report(error, f"{text}\nRun again with --debug for the traceback.", "--debug" in words)
+        _report(error, f"{text}\nRun again with --debug for the traceback.", debug)
         return 1
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="podium",
-        description="Reinforcement learning for language models, from a laptop CPU to a Ray cluster.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=HEADER,
     )
     parser.add_argument("--version", action="version", version=f"podium {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="<command>")
@@ -71,8 +91,29 @@ def _parser() -> argparse.ArgumentParser:
     dashboard.add_parser(commands)
     export.add_parser(commands)
     data.add_parser(commands)
+    serve.add_parser(commands)
+    retrieve.add_parser(commands)
+    for command in (check, evaluate, runs, bench, import_config, completion):
+        command.add_parser(commands)
+    generate.add_parsers(commands)
+    setattr(parser, "format_help", lambda: _help(commands))  # noqa: B010  (a method, replaced on this object)
     parser.set_defaults(run=lambda _: _show_help(parser))
     return parser
+
+
+def _help(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> str:
+    """One screen: every command on a line, in groups."""
+    purpose = {action.dest: action.help for action in commands._choices_actions}
+    lines = ["usage: podium <command> ...", "", HEADER]
+    for group in GROUPS:
+        lines += ["", *(f"  {name:14} {purpose[name]}" for name in group if name in purpose)]
+    return "\n".join([*lines, "", FOOTER])
+
+
+def _refuse_unknown_command(words: Sequence[str]) -> None:
+    known = [name for group in GROUPS for name in group]
+    if words and not words[0].startswith("-") and words[0] not in known:
+        raise ConfigError(f"there is no command {words[0]!r}{nearest(words[0], known)}")
 
 
 def _show_help(parser: argparse.ArgumentParser) -> int:

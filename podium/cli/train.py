@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from podium.errors import ConfigError
+
 if TYPE_CHECKING:
     from podium.config import Config
 
@@ -57,12 +59,22 @@ def run(arguments: argparse.Namespace) -> int:
 
     recipe, overrides = split_words(arguments.words)
     config = load_config(recipe, overrides)
+    refuse_rows_in_memory(config)
     check_config(config)
     if arguments.dry_run:
         show_plan(config, config_notes(config))
         return 0
     with dashboard_beside(config) if arguments.dashboard else contextlib.nullcontext():
         return train(config)
+
+
+def refuse_rows_in_memory(config: Config) -> None:
+    """The config.yaml of a run that a Python program made (podium.api) names rows that only the program had."""
+    if any(word.startswith("memory://") for word in [*config.data.train_files, *config.data.val_files]):
+        raise ConfigError(
+            "the rows of this run were held by a Python program; run that program again (train("
+            "resume_from_checkpoint=True) goes on), or set data.train_files and data.val_files to files"
+        )
 
 
 def train(config: Config) -> int:

@@ -41,6 +41,9 @@ def config_notes(config: Config) -> list[str]:
         notes.append("actor.clip_ratio has no effect: clip_ratio_low and clip_ratio_high are both set")
     if config.critic.enable and algorithm.adv_estimator in ESTIMATORS and algorithm.adv_estimator != "gae":
         notes.append(f"the critic is trained but {algorithm.adv_estimator} does not use its values")
+    ref = config.actor_rollout_ref.ref.max_tokens_per_micro_batch
+    if config.actor_rollout_ref.model.lora_rank and ref not in (None, actor.max_tokens_per_micro_batch):
+        notes.append("ref.max_tokens_per_micro_batch has no effect with LoRA: the actor scores for the reference")
     longest = data.max_prompt_length + data.max_response_length
     if actor.micro_batch_size_per_gpu is None and actor.max_tokens_per_micro_batch < longest:
         notes.append(
@@ -108,6 +111,9 @@ def _check_algorithm(config: Config) -> Problems:
         yield f"algorithm.filter_groups needs {_ROLLOUT}.n of 2 or more: a group of one always has equal rewards"
     if algorithm.adv_estimator == "gae" and config.critic.enable is False:
         yield "algorithm.adv_estimator = gae needs values: set critic.enable=true, or use grpo"
+    model = config.actor_rollout_ref.model
+    if model.lora_rank > 0 and config.actor_rollout_ref.ref.path != model.path:
+        yield "actor_rollout_ref.ref.path with lora_rank: the reference is the model without its adapters; set only one"
     if config.trainer.critic_warmup > 0 and not config.critic.enable:
         yield f"trainer.critic_warmup = {config.trainer.critic_warmup} needs a critic: set 0, or critic.enable=true"
     if algorithm.kl_ctrl.type == "adaptive" and algorithm.kl_ctrl.schedule is not None:
@@ -137,12 +143,72 @@ def _check_sampling(config: Config) -> Problems:
         )
 
 
+def _check_episodes(config: Config) -> Problems:
+    agent, retriever, data = config.agent, config.retriever, config.data
+    chosen = {"do_search": config.do_search, "agent.environment": bool(agent.environment)}
+    chosen["agent.tools or agent.mcp_servers"] = config.has_tools
+    if sum(chosen.values()) > 1:
+        yield f"{' and '.join(key for key, on in chosen.items() if on)} are set; an episode has one environment"
+    if config.do_search and not retriever.url and not retriever.corpus:
+        yield "do_search needs documents: set retriever.url to a server, or retriever.corpus to a jsonl file"
+    if retriever.corpus and not retriever.corpus.startswith(TASK_PREFIX) and not os.path.isfile(retriever.corpus):
+        yield f"retriever.corpus: there is no file {retriever.corpus}"
+    if retriever.url and not retriever.url.startswith(("http://", "https://")):
+        yield f"retriever.url = {retriever.url!r} must begin with http:// or https://"
+    if agent.environment and ":" not in agent.environment:
+        yield f"agent.environment = {agent.environment!r} must be module:Class or file.py:Class"
+    for tool in agent.tools:
+        if tool != "python" and ":" not in tool:
+            yield f"agent.tools: {tool!r} must be module:function, file.py:function, or python"
+    if config.is_multi_turn and config.algorithm.overlong_buffer.enable:
+        yield "algorithm.overlong_buffer is for single responses: data.max_response_length is a turn's; disable it"
+    if data.max_start_length is not None and data.max_start_length > data.max_prompt_length:
+        yield (
+            f"data.max_start_length = {data.max_start_length} is more than data.max_prompt_length = "
+            f"{data.max_prompt_length}, which an episode may have in all before a turn; lower it"
+        )
+
+
+def _check_lora(config: Config) -> Problems:
+    models = {"actor_rollout_ref.model": config.actor_rollout_ref.model, "critic.model": config.critic.model}
+    for prefix, model in models.items():
+        if model.lora_rank and not model.target_modules:
+            yield f"{prefix}.target_modules is empty with lora_rank = {model.lora_rank}; name layers, or all-linear"
+    if config.reward_model.model.lora_rank:
+        yield "reward_model.model.lora_rank must be 0: the reward model is not trained; give it the merged folder"
+
+
+def _check_engine(config: Config) -> Problems:
+    """Settings of an engine in a process of its own."""
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.name in ("vllm", "sglang"):
+        if rollout.url and rollout.name == "vllm":
+            yield f"{_ROLLOUT}.url is a running SGLang server; with name=vllm leave it empty, or set name=sglang"
+        return
+    for name in ("python", "url", "engine_kwargs"):
+        if getattr(rollout, name):
+            yield f"{_ROLLOUT}.{name} is for name=vllm or sglang; name is {rollout.name}"
+    if rollout.tensor_model_parallel_size > 1:
+        size = rollout.tensor_model_parallel_size
+        yield f"{_ROLLOUT}.tensor_model_parallel_size = {size} needs name=vllm or sglang; name is {rollout.name}"
+
+
 def _check_trainer(config: Config) -> Problems:
     trainer, workers = config.trainer, num_workers(config)
     if trainer.runtime == "local" and workers > 1:
         yield (
             f"trainer.runtime = local has one worker, nnodes × n_gpus_per_node = {workers}; set trainer.runtime=ray, "
             f"or trainer.nnodes=1 trainer.n_gpus_per_node=1"
+        )
+    if trainer.runtime == "local" and config.actor_rollout_ref.rollout.nnodes:
+        yield (
+            f"trainer.runtime = local has one worker; {_ROLLOUT}.nnodes asks for a pool of rollout workers beside it: "
+            f"set trainer.runtime=ray, or {_ROLLOUT}.nnodes=0"
+        )
+    if trainer.runtime == "local" and config.reward_model.enable and config.reward_model.nnodes:
+        yield (
+            "trainer.runtime = local has one worker; reward_model.nnodes asks for a pool beside it: set "
+            "trainer.runtime=ray, or reward_model.nnodes=0"
         )
     if trainer.max_staleness > 0 and trainer.runtime == "local":
         yield (
@@ -152,6 +218,9 @@ def _check_trainer(config: Config) -> Problems:
     for prefix, fsdp in ((_ACTOR, config.actor_rollout_ref.actor.fsdp), ("critic", config.critic.fsdp)):
         if fsdp.fsdp_size != -1 and (fsdp.fsdp_size < 1 or workers % fsdp.fsdp_size):
             yield f"{prefix}.fsdp.fsdp_size = {fsdp.fsdp_size} must be -1 or divide the {workers} workers"
+        ulysses = fsdp.ulysses_sequence_parallel_size
+        if ulysses < 1 or workers % ulysses:
+            yield f"{prefix}.fsdp.ulysses_sequence_parallel_size = {ulysses} must divide the {workers} workers"
     if trainer.resume_mode not in ("auto", "must", "disable") and not os.path.isdir(trainer.resume_mode):
         yield (
             f"trainer.resume_mode = {trainer.resume_mode} is neither auto, must or disable nor a checkpoint folder "
@@ -163,7 +232,7 @@ def _check_trainer(config: Config) -> Problems:
 
 
 def _check_files(config: Config) -> Problems:
-    data, reward = config.data, config.reward.custom_reward_function
+    data, reward, ref = config.data, config.reward.custom_reward_function, config.actor_rollout_ref.ref
     if not data.train_files:
         yield f"data.train_files is empty; name a parquet or jsonl file, or {TASK_PREFIX}addition"
     for key, files in (("data.train_files", data.train_files), ("data.val_files", data.val_files)):
@@ -176,6 +245,7 @@ def _check_files(config: Config) -> Problems:
             yield f"{key}: there is no file {path}; {hint}"
     for key, path in (
         ("actor_rollout_ref.model.path", config.actor_rollout_ref.model.path),
+        *([("actor_rollout_ref.ref.path", ref.path)] if ref.path != config.actor_rollout_ref.model.path else []),
         *([("critic.model.path", config.critic.model.path)] if config.critic.enable else []),
         *([("reward_model.model.path", config.reward_model.model.path)] if config.reward_model.enable else []),
     ):
@@ -205,6 +275,9 @@ _CHECKS = (
     _check_accumulation,
     _check_algorithm,
     _check_sampling,
+    _check_episodes,
+    _check_lora,
+    _check_engine,
     _check_trainer,
     _check_files,
 )

@@ -7,7 +7,6 @@ its place and the nearest name or the allowed values. Whether settings fit toget
 from __future__ import annotations
 
 import copy
-import difflib
 import os
 import re
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ from podium.config.schema import Config
 from podium.config.secrets import scrub
 from podium.config.sources import ConfigDumper, Setting, read_recipe, read_words
 from podium.errors import ConfigError
+from podium.plugins import closest
 
 RECIPES = Path("recipes")
 T = TypeVar("T")
@@ -84,8 +84,8 @@ def find_recipe(recipe: str | Path) -> Path:
         if path.is_file():
             return path
     known = sorted(path.stem for path in RECIPES.glob("*.yaml"))
-    near = difflib.get_close_matches(given.stem, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"recipes here: {', '.join(known) or 'none'}"
+    near = closest(given.stem, known)
+    hint = f"did you mean {near}?" if near else f"recipes here: {', '.join(known) or 'none'}"
     raise ConfigError(f"no recipe {str(recipe)!r}: neither that file nor one of that name in recipes/; {hint}")
 
 

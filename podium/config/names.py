@@ -14,7 +14,13 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from podium.config.schema import Config
 
-ALIASES = {"trainer.val_freq": "trainer.test_freq"}
+ALIASES = {
+    "trainer.val_freq": "trainer.test_freq",
+    "actor_rollout_ref.actor.ulysses_sequence_parallel_size": (
+        "actor_rollout_ref.actor.fsdp.ulysses_sequence_parallel_size"
+    ),
+    "critic.ulysses_sequence_parallel_size": "critic.fsdp.ulysses_sequence_parallel_size",
+}
 """Second names for a key; a config only ever holds the first."""
 
 _OTHER_WORDS = {

@@ -5,13 +5,13 @@ One table says the ranges. How settings fit together is in checks.py.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 from podium.config.schema import Config
+from podium.plugins import closest
 
 GROUP_ESTIMATORS = (
     *("grpo", "grpo_passk", "rloo", "opo", "gpg", "reinforce_plus_plus_baseline"),
@@ -36,16 +36,19 @@ _RULES: tuple[tuple[Callable[[Any], bool], str, tuple[str, ...]], ...] = (
         "at least 1",
         (
             *("data.train_batch_size", "data.val_batch_size", "data.max_prompt_length", "data.max_response_length"),
-            *("data.train_data_num", "data.val_data_num"),
+            *("data.train_data_num", "data.val_data_num", "data.max_start_length", "data.max_obs_length"),
+            *("retriever.max_batch", "retriever.breaker_failures"),
             *("actor_rollout_ref.actor.ppo_epochs", "actor_rollout_ref.actor.ppo_mini_batch_size"),
             "actor_rollout_ref.actor.max_tokens_per_micro_batch",
             "actor_rollout_ref.actor.micro_batch_size_per_gpu",
             *("actor_rollout_ref.rollout.n", "actor_rollout_ref.rollout.val_kwargs.n"),
             *("actor_rollout_ref.rollout.max_num_seqs", "actor_rollout_ref.rollout.max_num_batched_tokens"),
             *("actor_rollout_ref.rollout.block_size", "actor_rollout_ref.ref.max_tokens_per_micro_batch"),
+            "actor_rollout_ref.rollout.n_gpus_per_node",
+            "actor_rollout_ref.rollout.tensor_model_parallel_size",
             *("critic.ppo_epochs", "critic.ppo_mini_batch_size"),
             *("critic.max_tokens_per_micro_batch", "critic.micro_batch_size_per_gpu"),
-            "reward_model.max_tokens_per_micro_batch",
+            *("reward_model.max_tokens_per_micro_batch", "reward_model.n_gpus_per_node"),
             *("algorithm.kl_ctrl.horizon", "algorithm.ref_quality_score.steps"),
             *("algorithm.repr_align.ref_alignment.steps", "algorithm.filter_groups.max_num_gen_batches"),
             *("algorithm.overlong_buffer.len", "algorithm.rollout_correction.threshold"),
@@ -62,13 +65,16 @@ _RULES: tuple[tuple[Callable[[Any], bool], str, tuple[str, ...]], ...] = (
             *("actor_rollout_ref.actor.optim.lr", "critic.optim.lr"),
             *("actor_rollout_ref.actor.optim.weight_decay", "critic.optim.weight_decay"),
             *("actor_rollout_ref.actor.optim.lr_warmup_steps", "critic.optim.lr_warmup_steps"),
-            "reward_model.rule_weight",
+            *("reward_model.rule_weight", "reward_model.nnodes"),
+            *("actor_rollout_ref.model.lora_rank", "critic.model.lora_rank"),
             *("actor_rollout_ref.actor.kl_loss_coef", "actor_rollout_ref.rollout.val_kwargs.temperature"),
             *("algorithm.kl_ctrl.kl_coef", "algorithm.repr_align.ref_alignment.max_weight"),
             *("algorithm.overlong_buffer.penalty_factor", "trainer.seed", "trainer.critic_warmup"),
             *("trainer.log_val_generations", "trainer.max_staleness", "trainer.max_restarts"),
             *("trainer.stop_grace_s", "trainer.esi_redundant_time", "data.max_bad_rows"),
+            *("actor_rollout_ref.rollout.nnodes", "actor_rollout_ref.rollout.max_engine_restarts"),
             *("reward.num_processes", "reward.http_retries", "reward.http_max_per_second"),
+            *("max_turns", "retriever.topk", "retriever.retries", "agent.max_tool_errors"),
         ),
     ),
     (
@@ -79,8 +85,12 @@ _RULES: tuple[tuple[Callable[[Any], bool], str, tuple[str, ...]], ...] = (
             *("actor_rollout_ref.actor.grad_clip", "critic.grad_clip", "critic.cliprange_value"),
             *("actor_rollout_ref.actor.policy_loss.tau_pos", "actor_rollout_ref.actor.policy_loss.tau_neg"),
             *("actor_rollout_ref.rollout.kv_cache_gb", "algorithm.kl_ctrl.target_kl"),
+            "actor_rollout_ref.rollout.engine_start_timeout_s",
+            "actor_rollout_ref.rollout.engine_timeout_s",
             *("trainer.worker_timeout_s", "trainer.worker_start_timeout_s", "trainer.heartbeat_s"),
-            "reward.timeout_s",
+            *("reward.timeout_s", "retriever.timeout_s", "retriever.breaker_s"),
+            *("agent.tool_timeout_s", "agent.max_seconds"),
+            *("actor_rollout_ref.model.lora_alpha", "critic.model.lora_alpha"),
         ),
     ),
     (
@@ -88,6 +98,7 @@ _RULES: tuple[tuple[Callable[[Any], bool], str, tuple[str, ...]], ...] = (
         "between 0 and 1",
         (
             *("algorithm.gamma", "algorithm.lam", "algorithm.ref_quality_score.max_weight", "reward.max_failure_rate"),
+            "agent.max_failure_rate",
             *("actor_rollout_ref.actor.optim.min_lr_ratio", "critic.optim.min_lr_ratio"),
             "actor_rollout_ref.actor.policy_loss.clip_cov_ratio",
             "actor_rollout_ref.actor.policy_loss.kl_cov_ratio",
@@ -167,5 +178,5 @@ def _check_names(config: Config) -> Iterator[str]:
 
 
 def _nearest(name: str, known: tuple[str, ...]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]}" if near else f"known are {', '.join(known)}"
+    near = closest(name, known)
+    return f"did you mean {near}" if near else f"known are {', '.join(known)}"

@@ -25,6 +25,7 @@ def resolve(config: Config) -> Config:
     if config.reward_model.max_tokens_per_micro_batch is None:
         config.reward_model.max_tokens_per_micro_batch = config.actor_rollout_ref.actor.max_tokens_per_micro_batch
     _resolve_trainer(config)
+    _resolve_retriever(config)
     data = config.data
     if not data.val_files:
         data.val_files = [word for word in data.train_files if word.startswith(TASK_PREFIX)]
@@ -42,6 +43,10 @@ def _expand_home(config: Config) -> None:
     trainer.rollout_data_dir = os.path.expanduser(trainer.rollout_data_dir)
     trainer.validation_data_dir = os.path.expanduser(trainer.validation_data_dir)
     trainer.resume_mode = os.path.expanduser(trainer.resume_mode)
+    config.agent.environment = _absolute(config.agent.environment)
+    config.agent.tools = [_absolute(tool) for tool in config.agent.tools]
+    if config.retriever.corpus and not config.retriever.corpus.startswith(TASK_PREFIX):
+        config.retriever.corpus = os.path.abspath(os.path.expanduser(config.retriever.corpus))
     if reward.custom_reward_function is not None:
         reward.custom_reward_function = _absolute(reward.custom_reward_function)
     loss, algorithm = config.actor_rollout_ref.actor.policy_loss, config.algorithm
@@ -80,8 +85,15 @@ def _resolve_actor(config: Config) -> None:
         actor.clip_ratio_low = actor.clip_ratio
     if actor.clip_ratio_high is None:
         actor.clip_ratio_high = actor.clip_ratio
+    ref.path = os.path.expanduser(ref.path) or config.actor_rollout_ref.model.path
     if ref.max_tokens_per_micro_batch is None:
         ref.max_tokens_per_micro_batch = actor.max_tokens_per_micro_batch
+
+
+def _resolve_retriever(config: Config) -> None:
+    retriever, searches = config.retriever, [w for w in config.data.train_files if w.startswith(f"{TASK_PREFIX}search")]
+    if config.do_search and not retriever.url and not retriever.corpus and searches:
+        retriever.corpus = f"{TASK_PREFIX}search"
 
 
 def _resolve_critic(critic: CriticConfig, config: Config) -> None:
@@ -106,7 +118,9 @@ def _resolve_critic(critic: CriticConfig, config: Config) -> None:
 def _resolve_trainer(config: Config) -> None:
     trainer = config.trainer
     if trainer.runtime == "auto":
-        trainer.runtime = "local" if num_workers(config) == 1 else "ray"
+        apart = config.actor_rollout_ref.rollout.nnodes or (config.reward_model.enable and config.reward_model.nnodes)
+        alone = num_workers(config) == 1 and not apart
+        trainer.runtime = "local" if alone else "ray"
     resolve_folders(config)
 
 

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from podium.config.load import load_settings
 from podium.config.resolve import TASK_PREFIX, resolve_folders
@@ -22,6 +22,7 @@ C = TypeVar("C", bound="SupervisedConfig")
 
 TRAINER_KEYS = {
     *("project_name", "experiment_name", "default_local_dir", "runtime", "device", "seed", "total_epochs"),
+    *("nnodes", "n_gpus_per_node", "worker_start_timeout_s", "worker_timeout_s"),
     *("total_training_steps", "val_before_train", "test_freq", "save_freq", "resume_mode", "async_save"),
     *("max_ckpt_to_keep", "best_metric", "best_metric_mode", "default_hdfs_dir", "stop_grace_s"),
     *("esi_redundant_time", "logging_freq", "logger", "max_skipped_updates", "rollout_data_dir", "validation_data_dir"),
@@ -49,6 +50,8 @@ class ResponseDataConfig:
     """The column of the response; without it `completion`, `answer`, or the last message of `messages`."""
     system_prompt: str | None = None
     """Put before every conversation that has no system message of its own."""
+    apply_chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of the chat template, such as `{enable_thinking: false}`."""
 
 
 @dataclass
@@ -97,7 +100,7 @@ def _finish(config: C) -> C:
     trainer.default_local_dir = os.path.expanduser(trainer.default_local_dir)
     trainer.resume_mode = os.path.expanduser(trainer.resume_mode)
     if trainer.runtime == "auto":
-        trainer.runtime = "local"
+        trainer.runtime = "ray" if trainer.nnodes * trainer.n_gpus_per_node > 1 else "local"
     resolve_folders(config)
     return config
 
@@ -117,13 +120,16 @@ def _problems(config: SupervisedConfig) -> Iterator[str]:
         "max_tokens_per_micro_batch": config.max_tokens_per_micro_batch,
         "trainer.total_epochs": config.trainer.total_epochs,
         "trainer.logging_freq": config.trainer.logging_freq,
+        "trainer.nnodes": config.trainer.nnodes,
+        "trainer.n_gpus_per_node": config.trainer.n_gpus_per_node,
     }
     yield from (f"{key} = {value} must be at least 1" for key, value in at_least_one.items() if value < 1)
     for key, number in {"optim.lr": config.optim.lr, "grad_clip": config.grad_clip}.items():
         if not (math.isfinite(number) and number >= 0):
             yield f"{key} = {number} must be a finite number, at least 0"
-    if config.trainer.runtime != "local":
-        yield "trainer.runtime = ray: this command runs in one process; set trainer.runtime=local"
+    workers = config.trainer.nnodes * config.trainer.n_gpus_per_node
+    if config.trainer.runtime == "local" and workers != 1:
+        yield f"trainer.runtime = local is one process, and {workers} workers are asked for; set trainer.runtime=ray"
     usual = type(config)().trainer
     for item in fields(TrainerConfig):
         if item.name not in TRAINER_KEYS and getattr(config.trainer, item.name) != getattr(usual, item.name):

@@ -7,6 +7,7 @@ was written. This file does not know which keys exist.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -95,13 +96,24 @@ def read_words(words: Sequence[str], free: Collection[str] = ()) -> list[Setting
         key = key.strip()
         if not equals or not key:
             raise ConfigError(f"{word!r} is not a setting; write key=value, for example trainer.seed=7")
-        node = _compose(right, f"the value of {key} ({right!r})") or yaml.ScalarNode(f"{_TAG}null", "")
+        node = _compose(_quote_items(right), f"the value of {key} ({right!r})") or yaml.ScalarNode(f"{_TAG}null", "")
         path = tuple(key.split("."))
         if _is_section(node, path, free):
             settings.extend(_flatten(node, path, COMMAND_LINE, free))
         else:
             settings.append(_setting(path, node, COMMAND_LINE))
     return settings
+
+
+def _quote_items(text: str) -> str:
+    """Items such as `task:addition?rows=8` in `[...]` get the quotes that YAML wants and a shell would take away."""
+    inner = text.strip()
+    if not (inner.startswith("[") and inner.endswith("]")) or any(mark in inner[1:-1] for mark in "[]{}'\"\\"):
+        return text
+    items = [item.strip() for item in inner[1:-1].split(",")]
+    if not any(re.search(r"[:?](?!\s)", item) for item in items):
+        return text
+    return f"[{', '.join(json.dumps(item) if re.search(r'[:?]', item) else item for item in items)}]"
 
 
 def _is_section(node: yaml.Node, path: tuple[str, ...], free: Collection[str]) -> bool:

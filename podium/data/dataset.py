@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from podium.config.schema import DataConfig
 from podium.config.schema_sft import ResponseDataConfig
+from podium.data.images import Arrays, encode_with_images, image_key, load_images
 from podium.data.prompts import PromptError, build_messages, encode_messages, fit_prompt, is_overlong
 from podium.data.quarantine import BadRow, OverlongRow, Quarantine
 from podium.data.rows import Row, read_row
@@ -106,12 +107,13 @@ class RLHFDataset:
         if not -len(self) <= index < len(self):
             raise IndexError(f"row {index} of a dataset with {len(self)} rows")
         place, row_number = self._locate(int(self._rows[index]))
-        row, raw_prompt, tokens = self._read(place, row_number)
-        limit = self.config.max_prompt_length
+        row, raw_prompt, tokens, images = self._read(place, row_number)
+        limit = self.config.prompt_limit
         if is_overlong(tokens, limit):
             self._truncated.add(int(self._rows[index]))
         try:
-            input_ids = fit_prompt(tokens, limit, self.config.overlong_prompts)
+            policy = self.config.overlong_prompts
+            input_ids = fit_prompt(tokens, limit, "drop" if images and policy == "truncate_left" else policy)
         except PromptError as error:
             raise DataError(f"{self._sources[place].name}, row {row_number}: {error}") from error
         if input_ids is None:
@@ -125,13 +127,18 @@ class RLHFDataset:
             "ground_truth": row.ground_truth,
             "extra_info": row.extra_info,
             "uid": self.uid(index),
+            **({} if self.processor is None else {"multi_modal_inputs": images}),
         }
 
-    def _read(self, place: int, row_number: int) -> tuple[Row, list[dict[str, Any]], list[int]]:
-        """A row, its conversation, and all its prompt tokens."""
+    def _read(self, place: int, row_number: int) -> tuple[Row, list[dict[str, Any]], list[int], Arrays | None]:
+        """A row, its conversation, all its prompt tokens, and the arrays of its images."""
         row, messages = self._parse(place, row_number)
+        options = self.config.apply_chat_template_kwargs
         try:
-            return row, messages, encode_messages(self.tokenizer, messages)
+            if row.images is None:
+                return row, messages, encode_messages(self.tokenizer, messages, row.tools, options), None
+            pictures = load_images(row.images)
+            return row, messages, *encode_with_images(self.processor, messages, pictures, row.tools, options)
         except PromptError as error:
             raise BadRow(self._sources[place].name, row_number, str(error)) from error
 
@@ -140,6 +147,8 @@ class RLHFDataset:
         raw = source[row_number]
         try:
             row = read_row(raw, self.config.prompt_key, default_source=Path(source.name).stem)
+            if row.images is not None and self.processor is None:
+                raise PromptError("the row has images and the model has no processor for them; use a vision model")
             return row, build_messages(row.prompt, self.config.system_prompt)
         except PromptError as error:
             raise BadRow(source.name, row_number, str(error)) from error
@@ -171,9 +180,7 @@ class RLHFDataset:
                 keep[number] = False
         self._rows = np.concatenate([head[keep], tail])
         if not len(self._rows):
-            limit_words = (
-                f"{self.num_dropped} {self.split} prompts have more than {self.config.max_prompt_length} tokens"
-            )
+            limit_words = f"{self.num_dropped} {self.split} prompts have more than {self.config.prompt_limit} tokens"
             raise DataError(f"all {limit_words}" if self.num_dropped else f"no {self.split} row can be used")
 
     def _is_sound(self, place: int, row_number: int) -> bool:
@@ -182,7 +189,7 @@ class RLHFDataset:
         return True
 
     def _fits(self, place: int, row_number: int) -> bool:
-        fits = not is_overlong(self._read(place, row_number)[2], self.config.max_prompt_length)
+        fits = not is_overlong(self._read(place, row_number)[2], self.config.prompt_limit)
         if not fits:
             self._dropped.add((self._sources[place].name, row_number))
         return fits
@@ -225,6 +232,8 @@ def collate_fn(rows: Sequence[dict[str, Any]], pad_token_id: int = 0) -> Batch:
     for key in rows[0] if rows else ():
         if key != "input_ids":
             batch[key] = object_array([row[key] for row in rows])
+    if rows and "multi_modal_inputs" in rows[0]:
+        batch["image_key"] = torch.tensor([image_key(row["multi_modal_inputs"]) for row in rows], dtype=torch.long)
     return batch
 
 

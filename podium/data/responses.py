@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from podium.config.schema_sft import ResponseDataConfig
-from podium.data.prompts import PromptError, build_messages, encode_messages
+from podium.data.prompts import PromptError, build_messages, encode_messages, read_tools
 from podium.data.quarantine import BadRow
 from podium.data.rows import read_row
 from podium.data.sources import RawRow, Source, open_source
@@ -27,6 +27,9 @@ from podium.protocol import DataProto, compute_position_ids
 
 RESPONSE_COLUMNS = ("completion", "answer")
 """Where a response is looked for when the named column is absent."""
+
+WRITTEN_OUT = "prompt_text"
+"""A pair's prompt as text that went through the chat template already, such as dumps of samples have."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +68,18 @@ class _Rows:
         number = row - int(self._starts[place])
         return self.sources[place], number, self.sources[place][number]
 
-    def _prompt_ids(self, prompt: Any) -> list[int]:
-        return encode_messages(self.tokenizer, build_messages(prompt, self.config.system_prompt))
+    def _prompt_ids(self, prompt: Any, raw: Mapping[str, Any]) -> list[int]:
+        if raw.get("images"):
+            raise PromptError("the row has images; this command learns from text alone")
+        messages = build_messages(prompt, self.config.system_prompt)
+        tools = read_tools(raw.get("tools"))
+        return encode_messages(self.tokenizer, messages, tools, self.config.apply_chat_template_kwargs)
+
+    def _text_ids(self, text: str) -> list[int]:
+        return [int(token) for token in self.tokenizer.encode(text, add_special_tokens=False)]
 
     def _response_ids(self, text: str) -> list[int]:
-        ids = [int(token) for token in self.tokenizer.encode(text, add_special_tokens=False)]
-        return [*ids, int(self.tokenizer.eos_token_id)]
+        return [*self._text_ids(text), int(self.tokenizer.eos_token_id)]
 
     def _fit(self, example: Example) -> Example | None:
         """The example within `data.max_length`; None: leave its row out."""
@@ -100,7 +109,7 @@ class ExampleRows(_Rows):
         source, number, raw = self._raw(row)
         try:
             prompt, response = self._read(raw)
-            return self._fit(Example(self._prompt_ids(prompt), self._response_ids(response)))
+            return self._fit(Example(self._prompt_ids(prompt, raw), self._response_ids(response)))
         except PromptError as error:
             raise BadRow(source.name, number, str(error)) from error
 
@@ -138,7 +147,7 @@ class PairRows(_Rows):
         source, number, raw = self._raw(row)
         try:
             prompt, chosen, rejected = read_pair(raw, self.config.prompt_key)
-            ids = self._prompt_ids(prompt)
+            ids = self._text_ids(prompt) if is_written_out(raw) else self._prompt_ids(prompt, raw)
             sides = [self._fit(Example(ids, self._response_ids(text))) for text in (chosen, rejected)]
             margin = float(raw.get("margin") or 0.0)
         except (PromptError, TypeError, ValueError) as error:
@@ -146,11 +155,18 @@ class PairRows(_Rows):
         return None if sides[0] is None or sides[1] is None else Pair(sides[0], sides[1], margin)
 
 
+def is_written_out(raw: Mapping[str, Any]) -> bool:
+    """Whether the row has its prompt as the model reads it, template and all."""
+    return isinstance(raw.get(WRITTEN_OUT), str)
+
+
 def read_pair(raw: Mapping[str, Any], prompt_key: str) -> tuple[Any, str, str]:
     """Prompt, chosen and rejected text of a row."""
     missing = [name for name in ("chosen", "rejected") if raw.get(name) is None]
     if missing:
         raise PromptError(f"no {' and no '.join(missing)} among the columns {sorted(map(str, raw))}")
+    if is_written_out(raw):
+        return raw[WRITTEN_OUT], response_text(raw["chosen"]), response_text(raw["rejected"])
     if raw.get(prompt_key) is not None:
         return raw[prompt_key], response_text(raw["chosen"]), response_text(raw["rejected"])
     prompt, chosen = split_conversation(raw["chosen"], "chosen")

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from podium.data.prompts import PromptError
+from podium.data.prompts import PromptError, read_tools
 
-NAMED_COLUMNS = {"data_source", "reward_model", "extra_info", "ground_truth", "question", "answer", "images"}
+NAMED_COLUMNS = {"data_source", "reward_model", "extra_info", "ground_truth", "question", "answer", "images", "tools"}
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,10 @@ class Row:
     ground_truth: Any
     """None where the row has none: a reward model or a custom function may do without."""
     extra_info: dict[str, Any]
+    tools: list[dict[str, Any]] | None = None
+    """The schemas of the tools that the prompt offers."""
+    images: Any = None
+    """The pictures of the prompt as the file holds them; None where it has none."""
 
 
 def read_row(raw: Mapping[str, Any], prompt_key: str, default_source: str) -> Row:
@@ -33,8 +37,6 @@ def read_row(raw: Mapping[str, Any], prompt_key: str, default_source: str) -> Ro
         prompt = raw.get("question")
     if prompt is None:
         raise PromptError(f"no prompt: neither {prompt_key!r} nor 'question' among the columns {sorted(map(str, raw))}")
-    if raw.get("images"):
-        raise PromptError("the row has images; only text prompts can be used")
     data_source = raw.get("data_source")
     if data_source is None:
         data_source = default_source
@@ -51,7 +53,16 @@ def read_row(raw: Mapping[str, Any], prompt_key: str, default_source: str) -> Ro
     )
     reward_model = {"style": "rule"} | reward_model | {"ground_truth": ground_truth}
     free = {key: value for key, value in raw.items() if key not in NAMED_COLUMNS and key != prompt_key}
-    return Row(prompt, data_source, reward_model, ground_truth, free | _mapping(raw, "extra_info"))
+    images = raw.get("images")
+    return Row(
+        prompt,
+        data_source,
+        reward_model,
+        ground_truth,
+        free | _mapping(raw, "extra_info"),
+        read_tools(raw.get("tools")),
+        None if isinstance(images, list | tuple) and not images else images,
+    )
 
 
 def _mapping(raw: Mapping[str, Any], key: str) -> dict[str, Any]:

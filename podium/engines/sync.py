@@ -232,7 +232,7 @@ def _check_probe(train_engine: WeightSource, rollout_engine: Receiver, probe: Pr
 def _first_difference(train_engine: WeightSource, rollout_engine: Receiver) -> str | None:
     """The first tensor that differs in any value; every rank goes through all of them."""
     if isinstance(rollout_engine, RemoteEngines):
-        names = [name for name, _ in named_tensors(train_engine.module)]
+        names = [name for name, _ in train_engine.weights()]  # a module with adapters has other names
         digests = rollout_engine.held(rollout_engine.version, names, whole=True)
         found = [name for name, tensor in train_engine.weights() if differing(name, tensor, digests)]
         return found[0] if found else None

@@ -27,6 +27,7 @@ from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from podium.errors import ModelError
+from podium.models.vision import attention_by_part
 
 ATTENTION_NAME = "podium"
 
@@ -55,7 +56,8 @@ class AttentionPlan(Protocol):
 
 def install_attention(model: PreTrainedModel) -> None:
     """Route every attention layer of `model` through the plan it is called with."""
-    AttentionInterface.register(ATTENTION_NAME, _planned_attention)
+    if ATTENTION_NAME not in AttentionInterface._global_mapping:
+        AttentionInterface.register(ATTENTION_NAME, _planned_attention)
     AttentionMaskInterface.register(ATTENTION_NAME, _no_mask)
     name = type(model).__name__
     if not model._can_set_attn_implementation():
@@ -75,7 +77,12 @@ def install_attention(model: PreTrainedModel) -> None:
             f"{name} has layers of type {', '.join(sorted(unknown))}. Packed attention supports "
             f"{' and '.join(sorted(SUPPORTED_LAYER_TYPES))}; use a model made of those."
         )
-    model.set_attn_implementation(ATTENTION_NAME)
+    model.set_attn_implementation(attention_by_part(model.config, ATTENTION_NAME))
+
+
+def keep_attention_eager() -> None:
+    """For models whose blocks are compiled: the plan is called as it is, between two compiled pieces."""
+    AttentionInterface.register(ATTENTION_NAME, torch.compiler.disable(_planned_attention))
 
 
 def _no_mask(*_args: object, **_kwargs: object) -> None:

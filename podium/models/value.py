@@ -22,7 +22,7 @@ from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 from podium.config.schema import ModelConfig
 from podium.errors import ModelError
 from podium.models.attention import AttentionPlan
-from podium.models.load import load_module, resolve_path
+from podium.models.load import empty_module, load_module, resolve_path
 
 HEAD_NAME = "value_head"
 CLASSIFIER_HEAD = "score"
@@ -38,7 +38,8 @@ class ValueModel(nn.Module):
         self.add_module(self.body_name, body)
         like = next(body.parameters())
         size = body.config.get_text_config().hidden_size
-        self.value_head = nn.Linear(size, 1, device=like.device, dtype=like.dtype)
+        device = "cpu" if like.is_meta else like.device  # the head has values even where the body has none yet
+        self.value_head = nn.Linear(size, 1, device=device, dtype=like.dtype)
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
 
@@ -68,12 +69,20 @@ class ValueModel(nn.Module):
 
 
 def load_value_model(
-    model: ModelConfig, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+    model: ModelConfig, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", empty: bool = False
 ) -> ValueModel:
-    """From a causal LM's folder (the head starts at zero), a sequence classifier's, or one `ValueModel.save` wrote."""
+    """From a causal LM's folder (the head starts at zero), a sequence classifier's, or one `ValueModel.save` wrote.
+
+    `empty`: where possible without the body's values, as in `load_causal_lm`.
+    """
     head = _read_head(Path(resolve_path(model.path)))
-    with _head_is_expected():
-        value_model = ValueModel(load_module(AutoModel, model, dtype, device)).eval()
+    value_model: ValueModel | None = None
+    if empty:
+        value_model = empty_module(AutoModel, model, dtype, within=ValueModel)
+    if value_model is None:
+        with _head_is_expected():
+            value_model = ValueModel(load_module(AutoModel, model, dtype, device))
+    value_model.eval()
     if head:
         _put_head(value_model.value_head, head, model.path)
     return value_model

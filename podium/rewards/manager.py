@@ -3,14 +3,14 @@
 A response whose score cannot be had (the function raised, hung, or returned what is no number) is *unscored*: it is
 never 0, it is counted, and the trainer drops it from its group. When too many fail the run stops and says which
 function and which row. `submit` starts the scoring and `collect` waits for it; responses that a rollout worker scored
-while it was still generating come with their outcome and are not scored again. It does not know how scores become
-advantages.
+while it was still generating, or that an environment scored, come with their outcome and are not scored again. It does
+not know how scores become advantages.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -81,15 +81,12 @@ class RewardManager:
 
     def submit(self, batch: DataProto) -> PendingRewards:
         """Start scoring a batch."""
-        rows = make_rows(batch, response_texts(batch, self.tokenizer))
-        known = batch.non_tensor_batch.get(OUTCOME)
+        rows = make_rows(batch, response_texts(batch, self.tokenizer), written_texts(batch, self.tokenizer))
         without = self._without_rule(batch, rows)
-        asked = [row for row, skip in zip(rows, without, strict=True) if not skip]
-        if known is None:
-            answers = iter(self.scorer.submit(asked))
-        else:
-            answers = (_done(outcome) for outcome, skip in zip(known, without, strict=True) if not skip)
-        return PendingRewards(rows, [_done(Outcome("ok")) if skip else next(answers) for skip in without], without)
+        outcomes: list[Outcome | None] = list(batch.non_tensor_batch.get(OUTCOME, [None] * len(rows)))
+        outcomes = [Outcome("ok") if skip else known for skip, known in zip(without, outcomes, strict=True)]
+        asked = iter(self.scorer.submit([row for row, known in zip(rows, outcomes, strict=True) if known is None]))
+        return PendingRewards(rows, [next(asked) if known is None else _done(known) for known in outcomes], without)
 
     def _without_rule(self, batch: DataProto, rows: Sequence[RewardRow]) -> list[bool]:
         if not self.reward_model:
@@ -100,7 +97,7 @@ class RewardManager:
     def collect(self, pending: PendingRewards) -> RewardResult:
         """Wait for the scores; every row gets an outcome within the reward's own time limit."""
         outcomes = [future.result() for future in pending.futures]
-        failures = [row for row, outcome in enumerate(outcomes) if outcome.status != "ok"]
+        failures = [row for row, outcome in enumerate(outcomes) if outcome.status in ("error", "timeout")]
         for row in failures[:MAX_NAMED]:
             which = pending.rows[row]
             logger.warning("reward failed on row %s (%s): %s", which.uid, which.data_source, outcomes[row].reason)
@@ -137,8 +134,17 @@ def response_texts(batch: DataProto, tokenizer: Any) -> list[str]:
     return [str(tokenizer.decode(ids[: int(n)], skip_special_tokens=True)) for ids, n in rows]
 
 
-def make_rows(batch: DataProto, texts: Sequence[str]) -> list[RewardRow]:
-    """The batch's columns beside each response."""
+def written_texts(batch: DataProto, tokenizer: Any) -> list[str] | None:
+    """What the model wrote itself; None where responses have nothing else in them."""
+    if "info_mask" not in batch.tensors():
+        return None
+    responses, own = batch.tensors()["responses"], batch.tensors()["info_mask"].bool()
+    rows = (ids[mask].tolist() for ids, mask in zip(responses, own, strict=True))
+    return [str(tokenizer.decode(ids, skip_special_tokens=True)) for ids in rows]
+
+
+def make_rows(batch: DataProto, texts: Sequence[str], written: Sequence[str] | None = None) -> list[RewardRow]:
+    """The batch's columns beside each response; what the model wrote of it goes into `extra_info` as `written`."""
     columns = batch.non_tensor_batch
     nothing: list[Any] = [None] * len(batch)
     prompts, uids = columns.get("raw_prompt", nothing), columns.get("uid", range(len(batch)))
@@ -148,12 +154,18 @@ def make_rows(batch: DataProto, texts: Sequence[str]) -> list[RewardRow]:
             data_source=str(columns["data_source"][row]),
             response=text,
             ground_truth=columns["ground_truth"][row],
-            extra_info=columns["extra_info"][row],
+            extra_info=_with_written(columns["extra_info"][row], None if written is None else written[row]),
             prompt=prompts[row][-1]["content"] if plain[row] is False else prompts[row],
             uid=str(uids[row]),
         )
         for row, text in enumerate(texts)
     ]
+
+
+def _with_written(extra_info: Any, written: str | None) -> Any:
+    if written is None or not (extra_info is None or isinstance(extra_info, Mapping)):
+        return extra_info
+    return {**(extra_info or {}), "written": written}
 
 
 def _metrics(outcomes: Sequence[Outcome], extra: dict[str, np.ndarray[Any, Any]]) -> dict[str, float]:

@@ -39,7 +39,8 @@ def is_equal(answer: str, truth: str, whole_text: bool = False) -> bool:
     parse, verify = _verifier()
     gold = parse(f"\\boxed{{{clean(truth)}}}", parsing_timeout=None)
     given = parse(answer if whole_text else f"\\boxed{{{clean(answer)}}}", parsing_timeout=None)
-    return bool(gold and given and verify(gold, given, timeout_seconds=None))
+    # an inequality may stand for the interval it describes
+    return bool(gold and given and verify(gold, given, allow_set_relation_comp=True, timeout_seconds=None))
 
 
 def clean(text: str) -> str:

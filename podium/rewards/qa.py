@@ -44,6 +44,12 @@ def targets(ground_truth: Any) -> list[str]:
     return [normalize_answer(str(item)) for item in items]
 
 
+def written_by_model(solution_str: str, extra_info: Any) -> str:
+    """The response without what its environment wrote: a page, or a hint that shows the tags, gives no answer."""
+    written = extra_info.get("written") if isinstance(extra_info, Mapping) else None
+    return solution_str if written is None else str(written)
+
+
 def em_check(answer: str, ground_truth: Any) -> bool:
     return normalize_answer(answer) in targets(ground_truth)
 
@@ -57,13 +63,13 @@ def qa_em(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, format_score: float = 0.0
 ) -> dict[str, Any]:
     """1 for an exact match, `format_score` for another answer, 0 without one."""
-    return _score(solution_str, ground_truth, format_score, substring=False)
+    return _score(written_by_model(solution_str, extra_info), ground_truth, format_score, substring=False)
 
 
 def qa_subem(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, format_score: float = 0.0
 ) -> dict[str, Any]:
-    return _score(solution_str, ground_truth, format_score, substring=True)
+    return _score(written_by_model(solution_str, extra_info), ground_truth, format_score, substring=True)
 
 
 def _score(solution: str, ground_truth: Any, format_score: float, substring: bool) -> dict[str, Any]:
@@ -85,7 +91,7 @@ def qa_em_format(
 ) -> dict[str, Any]:
     """Exact match and format together; see `is_valid_sequence` for the format."""
     valid = is_valid_sequence(solution_str)
-    answer = last_tag(solution_str, "answer")
+    answer = last_tag(written_by_model(solution_str, extra_info), "answer")
     found = valid and is_retrieval_correct(solution_str, ground_truth)
     right = answer is not None and em_check(answer, ground_truth)
     if right:

@@ -28,7 +28,8 @@ class RewardRow:
 class Outcome:
     """A score with whatever else the function returned, or the reason why there is none."""
 
-    status: Literal["ok", "error", "timeout"]
+    status: Literal["ok", "error", "timeout", "skipped"]
+    """`skipped`: no function was asked, since the response itself failed."""
     values: dict[str, Any] = field(default_factory=dict)
     """With a finite `score`, when the status is ok."""
     reason: str = ""
@@ -37,6 +38,10 @@ class Outcome:
 
 def scored(values: Mapping[str, Any]) -> Outcome:
     return Outcome("ok", dict(values))
+
+
+def skipped(reason: str) -> Outcome:
+    return Outcome("skipped", reason=reason)
 
 
 def failed(function: str, error: BaseException | str, status: Literal["error", "timeout"] = "error") -> Outcome:

@@ -7,11 +7,11 @@ a debugger works. The group of Ray workers is in ray_group.py.
 
 from __future__ import annotations
 
-import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
+from podium.plugins import closest
 from podium.single_controller.colocate import RayClassWithInitArgs, colocated_roles, inner_worker
 from podium.single_controller.dispatch import (
     Call,
@@ -88,8 +88,8 @@ class WorkerGroup(ABC):
         if name.startswith("_"):
             raise AttributeError(name)
         methods = sorted(registered_methods(self._spec.cls))
-        near = difflib.get_close_matches(name, methods, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"it has {methods}"
+        near = closest(name, methods)
+        hint = f"did you mean {near!r}?" if near else f"it has {methods}"
         raise AttributeError(f"{self._spec.cls.__name__} registers no method {name!r}; {hint}")
 
     def _bound(self, name: str, registration: Registration) -> Callable[..., Any]:

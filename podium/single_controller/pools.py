@@ -39,6 +39,7 @@ class RayResourcePool:
         use_gpu: bool = False,
         max_colocate_count: int = 1,
         name_prefix: str = "pool",
+        gpus_per_worker: int = 1,
     ) -> None:
         if not process_on_nodes or any(count < 1 for count in process_on_nodes):
             raise ConfigError(f"pool {name_prefix!r} needs at least one worker per node, got {list(process_on_nodes)}")
@@ -50,6 +51,8 @@ class RayResourcePool:
         self.use_gpu = use_gpu
         self.max_colocate_count = max_colocate_count
         self.name_prefix = name_prefix
+        self.gpus_per_worker = gpus_per_worker
+        """Of a worker whose engine spreads over several; then no second group fits beside it."""
         self._placement_groups: list[PlacementGroup] = []
         self._leases: set[Lease] = set()
         self._lock = threading.RLock()  # groups may start side by side
@@ -61,7 +64,7 @@ class RayResourcePool:
     @property
     def bundle(self) -> dict[str, float]:
         """What the workers of one GPU (or of one CPU slot) share."""
-        return {"CPU": 1.0, "GPU": 1.0} if self.use_gpu else {"CPU": 1.0}
+        return {"CPU": 1.0, "GPU": float(self.gpus_per_worker)} if self.use_gpu else {"CPU": 1.0}
 
     def asks(self) -> list[Ask]:
         """What is still to be taken from the cluster."""
@@ -132,6 +135,8 @@ class ResourcePoolManager:
     """Null: when a node of the cluster has GPUs."""
     max_colocate_count: int = DEFAULT_COLOCATE_COUNT
     """Worker groups that may share a pool."""
+    gpus_per_worker: Mapping[str, int] = field(default_factory=dict)
+    """Of a pool's workers, where that is more than one."""
     resource_pool_dict: dict[str, RayResourcePool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -173,7 +178,7 @@ class ResourcePoolManager:
         if self.resource_pool_dict:
             return
         use_gpu = any(node.total["GPU"] for node in cluster_room()) if self.use_gpu is None else self.use_gpu
-        self.resource_pool_dict = {
-            name: RayResourcePool(counts, use_gpu, self.max_colocate_count, name)
-            for name, counts in self.resource_pool_spec.items()
-        }
+        for name, counts in self.resource_pool_spec.items():
+            gpus = self.gpus_per_worker.get(name, 1)
+            groups = self.max_colocate_count if gpus == 1 else 1  # Ray shares out single GPUs only
+            self.resource_pool_dict[name] = RayResourcePool(counts, use_gpu, groups, name, gpus)

@@ -85,7 +85,7 @@ class _Processes:
         folder = self.env_vars.get(logs.FOLDER_VARIABLE) or os.environ.get(logs.FOLDER_VARIABLE)
         remote_cls = ray.remote(
             num_cpus=share,
-            num_gpus=share if self.pool.use_gpu else 0,
+            num_gpus=share * self.pool.gpus_per_worker if self.pool.use_gpu else 0,
             max_restarts=0,
             scheduling_strategy=PlacementGroupSchedulingStrategy(placement_group, bundle_index),
             runtime_env=environment,

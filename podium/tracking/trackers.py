@@ -7,7 +7,6 @@ and the like) register here by name; the console is not one of them.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import logging
 import queue
@@ -18,6 +17,7 @@ from typing import Any, Protocol
 
 from podium.config.schema import Config
 from podium.errors import ConfigError
+from podium.plugins import closest
 from podium.tracking.runlog import Sample
 
 log = logging.getLogger(__name__)
@@ -60,8 +60,8 @@ def make_trackers(config: Config) -> list[BackgroundTracker]:
             importlib.import_module(BUILT_IN[name])  # registers itself
         if name not in _FACTORIES:
             known = ["console", *{**BUILT_IN, **_FACTORIES}]
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+            near = closest(name, known)
+            hint = f"did you mean {near}?" if near else f"known are {', '.join(known)}"
             raise ConfigError(f"trainer.logger: unknown tracker {name!r}; {hint}")
         trackers.append(BackgroundTracker(name, _FACTORIES[name](config)))
     return trackers

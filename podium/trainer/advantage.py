@@ -16,6 +16,7 @@ from podium.algorithms import (
     at_last_token,
     get_adv_estimator_fn,
     missing_eos_penalty,
+    observed_as_agreed,
     overlong_penalty,
     ref_quality_metrics,
     rollout_correction,
@@ -49,9 +50,9 @@ def apply_score_penalties(
 def apply_rollout_correction(data: DataProto, algorithm: AlgorithmConfig) -> StepMetrics:
     """Measure the gap between sampler and trainer; correct for it where configured."""
     tensors = data.tensors()
-    outcome = rollout_correction(
-        tensors["old_log_probs"], tensors["rollout_log_probs"], tensors["response_mask"], algorithm.rollout_correction
-    )
+    old, sampled = tensors["old_log_probs"], tensors["rollout_log_probs"]
+    sampled = observed_as_agreed(sampled, old, tensors.get("info_mask"))
+    outcome = rollout_correction(old, sampled, tensors["response_mask"], algorithm.rollout_correction)
     data.put(response_mask=outcome.response_mask)
     if outcome.weights is not None:
         data.put(rollout_is_weights=outcome.weights)

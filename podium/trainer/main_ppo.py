@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 
+from podium.agents.factory import environment_scores
 from podium.config import check_config
 from podium.config.schema import Config
 from podium.data.dataset import RLHFDataset
 from podium.data.mixing import make_sampler
 from podium.data.tasks import Split
 from podium.errors import ConfigError, PodiumError
-from podium.models.load import load_tokenizer
+from podium.models.load import load_processor, load_tokenizer
 from podium.rewards.manager import RewardManager
 from podium.rewards.registry import check_sources
 from podium.rewards.scorer import RewardScorer
@@ -25,6 +26,7 @@ from podium.trainer.stopping import RunStopped, StopSignals
 from podium.workers.actor_rollout_ref import ActorRolloutRefWorker
 from podium.workers.critic import CriticWorker
 from podium.workers.reward_model import RewardModelWorker
+from podium.workers.rollout_worker import RolloutWorker
 
 
 def run_ppo(config: Config) -> int:
@@ -74,10 +76,11 @@ def build_trainer(config: Config) -> RayPPOTrainer:
     device = resolve_device(config.trainer.device)
     model = config.actor_rollout_ref.model
     tokenizer = load_tokenizer(model.path, model.trust_remote_code)
-    train_dataset = make_dataset(config, tokenizer, "train")
-    val_dataset = make_dataset(config, tokenizer, "val") if config.data.val_files else None
+    processor = load_processor(model.path, model.trust_remote_code)
+    train_dataset = make_dataset(config, tokenizer, "train", processor)
+    val_dataset = make_dataset(config, tokenizer, "val", processor) if config.data.val_files else None
     sources = data_sources(train_dataset) | (data_sources(val_dataset) if val_dataset else set())
-    model_sources = check_sources(config.reward, sources, config.reward_model.enable)
+    model_sources = check_sources(config.reward, sources, config.reward_model.enable or environment_scores(config))
     scorer = RewardScorer(config.reward)
     return RayPPOTrainer(
         config=config,
@@ -85,6 +88,7 @@ def build_trainer(config: Config) -> RayPPOTrainer:
         role_worker_mapping=role_workers(config),
         resource_pool_manager=make_pools(config, device),
         ray_worker_group_cls=worker_group_class(config.trainer.runtime),
+        processor=processor,
         reward_fn=RewardManager(
             tokenizer, scorer, config.reward.max_failure_rate, sources, model_sources, config.reward_model.enable
         ),
@@ -95,11 +99,11 @@ def build_trainer(config: Config) -> RayPPOTrainer:
     )
 
 
-def make_dataset(config: Config, tokenizer: Any, split: Split) -> RLHFDataset:
+def make_dataset(config: Config, tokenizer: Any, split: Split, processor: Any = None) -> RLHFDataset:
     """One split, its first rows checked; rows that cannot be used go to the run folder's quarantine."""
     files = config.data.train_files if split == "train" else config.data.val_files
     quarantine = Path(config.trainer.default_local_dir) / "quarantine.jsonl"
-    dataset = RLHFDataset(files, tokenizer, config.data, split, quarantine=quarantine)
+    dataset = RLHFDataset(files, tokenizer, config.data, split, processor, quarantine)
     dataset.check_rows()
     return dataset
 
@@ -123,13 +127,25 @@ def role_workers(config: Config) -> dict[Role, type[Worker]]:
         roles[Role.Critic] = CriticWorker
     if config.reward_model.enable:
         roles[Role.RewardModel] = RewardModelWorker
+    if config.actor_rollout_ref.rollout.nnodes:
+        roles[Role.Rollout] = RolloutWorker
     return roles
 
 
 def make_pools(config: Config, device: str) -> ResourcePoolManager:
-    """One pool that all roles share."""
+    """One pool that all roles share, and one each for rollout workers and reward model where they are to be apart."""
     spec = {"global_pool": [config.trainer.n_gpus_per_node] * config.trainer.nnodes}
-    return ResourcePoolManager(spec, dict.fromkeys(role_workers(config), "global_pool"), use_gpu=device == "cuda")
+    mapping = dict.fromkeys(role_workers(config), "global_pool")
+    rollout, gpus_per_worker = config.actor_rollout_ref.rollout, {}
+    if rollout.nnodes:
+        spec["rollout_pool"] = [rollout.n_gpus_per_node] * rollout.nnodes
+        mapping[Role.Rollout] = "rollout_pool"
+        gpus_per_worker["rollout_pool"] = rollout.tensor_model_parallel_size
+    judge = config.reward_model
+    if judge.enable and judge.nnodes:
+        spec["reward_pool"] = [judge.n_gpus_per_node] * judge.nnodes
+        mapping[Role.RewardModel] = "reward_pool"
+    return ResourcePoolManager(spec, mapping, use_gpu=device == "cuda", gpus_per_worker=gpus_per_worker)
 
 
 def worker_group_class(runtime: str) -> type[WorkerGroup]:

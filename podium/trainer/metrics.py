@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from podium.engines.rollout.base import StopReason
 from podium.metric import reduce_metrics
 from podium.protocol import DataProto
 
@@ -73,7 +74,11 @@ def compute_data_metrics(batch: DataProto, use_critic: bool, max_response_length
         | _spread("prompt_length", info["prompt_length"])
     )
     if len(batch):
-        metrics["response_length/clip_ratio"] = float((length >= max_response_length).float().mean())
+        if "info_mask" in tensors:  # the limit is a turn's
+            cut = [reason == StopReason.LENGTH for reason in batch.non_tensor_batch["stop_reason"]]
+            metrics["response_length/clip_ratio"] = sum(cut) / len(cut)
+        else:
+            metrics["response_length/clip_ratio"] = float((length >= max_response_length).float().mean())
     if use_critic and mask.any():
         values, returns = tensors["values"][mask], tensors["returns"][mask]
         metrics |= _spread("critic/values", values)

@@ -42,6 +42,7 @@ from podium.trainer.advantage import (
     shape_rewards,
 )
 from podium.trainer.alignment import align_representations
+from podium.trainer.episodes import check_failures, prepare_episodes
 from podium.trainer.limits import StepLimits
 from podium.trainer.metrics import (
     compute_data_metrics,
@@ -54,6 +55,7 @@ from podium.trainer.model_rewards import combine_scores, validation_scores
 from podium.trainer.recorder import Recorder
 from podium.trainer.requirements import needs_old_log_probs
 from podium.trainer.resume import ResumePoint, pending_state, read_pending
+from podium.trainer.rollout_pool import RolloutPool
 from podium.trainer.rollout_queue import PendingRollout, RolloutQueue
 from podium.trainer.samples import add_tokens, make_samples, number_samples
 from podium.trainer.saving import CheckpointSaver, next_folder, open_store
@@ -62,6 +64,7 @@ from podium.trainer.scoring import (
     check_versions,
     drop_flat_groups,
     gather_groups,
+    image_columns,
     num_groups,
     report_scores,
     score_batch,
@@ -137,13 +140,14 @@ class RayPPOTrainer:
         self.is_restart = False
         """Whether this trainer replaces one whose workers were lost."""
         self.resume_point: ResumePoint | None = None
-        self.heartbeat: Heartbeat | None = None
+        self.heartbeats: list[Heartbeat] = []
 
     def init_workers(self) -> None:
         """Start every role's workers and load their models."""
         actor_role = Role.ActorRolloutRef if self.use_reference_policy else Role.ActorRollout
         roles = {actor_role: "actor_rollout"} | ({Role.Critic: "critic"} if self.use_critic else {})
-        roles |= {Role.RewardModel: "reward_model"} if self.config.reward_model.enable else {}
+        judge = self.config.reward_model
+        roles |= {Role.RewardModel: "reward_model"} if judge.enable and not judge.nnodes else {}
         classes = {
             name: RayClassWithInitArgs(self.role_worker_mapping[role], self.config, role, self.total_training_steps)
             for role, name in roles.items()
@@ -151,10 +155,20 @@ class RayPPOTrainer:
         self.workers = self._start_group(actor_role, create_colocated_worker_cls(classes))
         groups: dict[str, Any] = dict(self.workers.spawn(list(classes)))
         self.actor_rollout_wg, self.critic_wg = groups["actor_rollout"], groups.get("critic")
-        self.reward_model_wg = groups.get("reward_model")
+        self.reward_model_wg: Any = groups.get("reward_model")
         for group in groups.values():
             group.init_model()
         self.cost_factor = self.actor_rollout_wg.cost_factor()
+        self.rollout_wg: Any = self.actor_rollout_wg
+        if Role.Rollout in self.role_worker_mapping:
+            spec = RayClassWithInitArgs(self.role_worker_mapping[Role.Rollout], self.config, Role.Rollout, 0)
+            self.rollout_workers: Any = self._start_group(Role.Rollout, spec)
+            self.rollout_workers.init_model()
+            self.rollout_wg = RolloutPool(self.actor_rollout_wg, self.rollout_workers)
+        if judge.enable and judge.nnodes:
+            spec = RayClassWithInitArgs(self.role_worker_mapping[Role.RewardModel], self.config, Role.RewardModel, 0)
+            self.reward_workers = self.reward_model_wg = self._start_group(Role.RewardModel, spec)
+            self.reward_model_wg.init_model()
 
     def _start_group(self, role: Role, spec: RayClassWithInitArgs) -> WorkerGroup:
         if issubclass(self.ray_worker_group_cls, LocalWorkerGroup):
@@ -169,17 +183,18 @@ class RayPPOTrainer:
             method_timeout_s={METHOD_OF_PHASE.get(phase, phase): s for phase, s in trainer.phase_timeout_s.items()},
         )
         report = partial(self.recorder.event, "workers_lost", role=group.role)
-        self.heartbeat = Heartbeat(group, trainer.heartbeat_s, lambda ranks: report(ranks=ranks))
+        self.heartbeats.append(Heartbeat(group, trainer.heartbeat_s, lambda ranks: report(ranks=ranks)))
         return group
 
     def shutdown(self) -> None:
         """End the workers and give the terminal back; safe at any time."""
         with self.stopping.shielded():
-            if self.heartbeat is not None:
-                self.heartbeat.stop()
+            for heartbeat in self.heartbeats:
+                heartbeat.stop()
             self.saver.leave()
-            if hasattr(self, "workers"):
-                self.workers.shutdown()
+            for name in ("reward_workers", "rollout_workers", "workers"):
+                if hasattr(self, name):
+                    getattr(self, name).shutdown()
             self.saver.close()
             self.reward_fn.close()
             self.val_reward_fn.close()
@@ -258,8 +273,8 @@ class RayPPOTrainer:
         request = self._generation_request(prompts, epoch)
         baseline = None
         if self.estimator.needs_greedy_baseline:
-            baseline = self.actor_rollout_wg.generate_sequences(self._generation_request(prompts, epoch, greedy=True))
-        output = self.actor_rollout_wg.generate_sequences(request)
+            baseline = self.rollout_wg.generate_sequences(self._generation_request(prompts, epoch, greedy=True))
+        output = self.rollout_wg.generate_sequences(request)
         return PendingRollout(prompts, output, baseline, state, self.policy_version)
 
     def _draw_prompts(self, state: dict[str, int] | None = None) -> DataProto:
@@ -271,13 +286,14 @@ class RayPPOTrainer:
 
     def _generation_request(self, prompts: DataProto, epoch: int, **flags: bool) -> DataProto:
         streams = (self.val_reward_fn if flags.get("validate") else self.reward_fn).streams
-        request = prompts.select(["prompts", "attention_mask"], scored_columns(prompts) if streams else ["uid"])
+        needed = scored_columns(prompts) if streams or self.config.is_multi_turn else ["uid"]
+        request = prompts.select(["prompts", "attention_mask"], needed + image_columns(prompts).objects)
         request.meta_info = {"seed": self.config.trainer.seed, "epoch": epoch, "score": streams, **flags}
         return request
 
     def _join(self, prompts: DataProto, output: DataProto) -> DataProto:
         """Each prompt's columns beside each of its samples."""
-        repeated = prompts.select([]).repeat(len(output) // max(len(prompts), 1))
+        repeated = prompts.select(image_columns(prompts).tensors).repeat(len(output) // max(len(prompts), 1))
         return repeated.union(output)
 
     def _collect_rollouts(self, metrics: StepMetrics, timing: dict[str, float]) -> DataProto:
@@ -290,7 +306,7 @@ class RayPPOTrainer:
                 generated = self._join(pending.prompts, pending.output.get())
                 check_versions(generated, pending.version, self.policy_version)
                 number_samples(generated, start=len(self.step_samples))
-                metrics |= generated.meta_info.pop("metrics", {})
+                metrics |= generated.meta_info.pop("metrics", {}) | prepare_episodes(generated, self.config)
             with marked_timer("reward", timing):
                 batch, outcome = score_batch(generated, self._reward)
                 metrics |= outcome.metrics
@@ -347,7 +363,7 @@ class RayPPOTrainer:
         skipped = metrics.get("actor/skipped_updates")
         self.limits.count_skipped(int(skipped.result()) if isinstance(skipped, Metric) else 0)
         self.policy_version = self.global_steps
-        metrics |= self.actor_rollout_wg.publish(self.policy_version)
+        metrics |= self.rollout_wg.publish(self.policy_version)
 
     def _record(self, batch: DataProto, metrics: StepMetrics, timing: dict[str, float]) -> None:
         numbers = {"training/global_step": float(self.global_steps), "training/epoch": float(self.train_sampler.epoch)}
@@ -360,7 +376,7 @@ class RayPPOTrainer:
             self.recorder.console.message(warning)
         samples = add_tokens(self.step_samples, batch, self.tokenizer, self.config.trainer.log_token_samples)
         self.recorder.rollouts(self.global_steps, samples)
-        self.recorder.step(self.global_steps, numbers | memory_metrics())
+        self.recorder.step(self.global_steps, memory_metrics() | numbers)
         self.limits.count_flat(numbers["critic/zero_std_groups"], num_groups([batch]))
         self.stopping.step_took(timing["step"])
         self._mark()
@@ -405,7 +421,9 @@ class RayPPOTrainer:
 
     def _generate_for_validation(self, prompts: DataProto) -> DataProto:
         request = self._generation_request(prompts, epoch=-1, validate=True)
-        return self._join(prompts, self.actor_rollout_wg.generate_sequences(request).get())
+        batch = self._join(prompts, self.rollout_wg.generate_sequences(request).get())
+        check_failures(batch, self.config.agent.max_failure_rate)
+        return batch
 
     def _mark(self) -> None:
         """Remember where the run stands: a step that is begun after this and dropped leaves no trace."""
@@ -462,7 +480,7 @@ class RayPPOTrainer:
                 self.critic_wg.load_checkpoint(str(path))
             self.saver.saved_step = self.global_steps
         self.recorder.start(self.global_steps, resumed_from=path, is_restart=self.is_restart)
-        self.actor_rollout_wg.publish(self.policy_version)
+        self.rollout_wg.publish(self.policy_version)
         self._mark()
 
     def _find_checkpoint(self) -> Path | None:

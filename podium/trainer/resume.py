@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from podium.errors import CheckpointError
 from podium.protocol import DataProto
+from podium.rewards.manager import OUTCOME
+from podium.rewards.records import Outcome
 from podium.single_controller import CompletedFuture
 from podium.trainer.rollout_queue import PendingRollout
 
@@ -66,12 +68,21 @@ def _write_batch(batch: DataProto, place: Path) -> None:
     tensors = {str(name): tensor.contiguous() for name, tensor in batch.tensors().items()}
     save_file(tensors, f"{place}.safetensors")
     columns = {name: list(column) for name, column in batch.non_tensor_batch.items()}
-    Path(f"{place}.json").write_text(json.dumps(columns, default=str), encoding="utf-8")
+    if OUTCOME in columns:
+        columns[OUTCOME] = [None if outcome is None else asdict(outcome) for outcome in columns[OUTCOME]]
+    Path(f"{place}.json").write_text(json.dumps(columns, default=_plain), encoding="utf-8")
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy or torch as a number, anything else as text."""
+    return value.item() if hasattr(value, "item") else str(value)
 
 
 def _read_batch(place: Path) -> DataProto:
     try:
         columns = json.loads(Path(f"{place}.json").read_text(encoding="utf-8"))
+        if OUTCOME in columns:
+            columns[OUTCOME] = [None if outcome is None else Outcome(**outcome) for outcome in columns[OUTCOME]]
         return DataProto.from_dict(load_file(f"{place}.safetensors"), columns)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"the rollouts in {place.parent} cannot be read: {error}") from error

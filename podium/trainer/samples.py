@@ -11,6 +11,7 @@ import torch
 from podium.protocol import DataProto
 from podium.rewards.manager import RewardResult
 from podium.tracking import Sample
+from podium.trainer.episodes import EPISODE_COLUMNS
 
 
 def make_samples(batch: DataProto, outcome: RewardResult, decode: Callable[[Sequence[int]], str]) -> list[Sample]:
@@ -19,6 +20,7 @@ def make_samples(batch: DataProto, outcome: RewardResult, decode: Callable[[Sequ
     width = tensors["prompts"].shape[1]
     lengths = tensors["attention_mask"][:, :width].sum(-1).tolist()
     unscored = torch.isnan(outcome.scores).tolist()
+    episodes = {name: columns[name] for name in EPISODE_COLUMNS if name in columns}
     prompts: dict[object, str] = {}  # the samples of a prompt share its text
     samples = []
     for i, uid in enumerate(columns["uid"]):
@@ -35,7 +37,7 @@ def make_samples(batch: DataProto, outcome: RewardResult, decode: Callable[[Sequ
                 stop_reason=str(columns["stop_reason"][i]),
                 turns=int(columns["num_turns"][i]) if "num_turns" in columns else 1,
                 policy_version=int(tensors["policy_version"][i]),
-                extra={name: values[i] for name, values in outcome.extra.items()},
+                extra={name: values[i] for name, values in (outcome.extra | episodes).items()},
             )
         )
     return samples

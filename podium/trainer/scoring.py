@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from podium.algorithms import at_last_token, degenerate_groups
 from podium.config.schema import Config
+from podium.engines.rollout.base import StopReason
 from podium.errors import PublishError, TrainingError
 from podium.metric import Metric
 from podium.protocol import DataProto
@@ -37,6 +39,19 @@ def scored_columns(prompts: DataProto) -> list[str]:
     return [name for name in wanted if name in prompts.non_tensor_batch]
 
 
+class ImageColumns(NamedTuple):
+    objects: list[str]
+    tensors: list[str]
+
+
+def image_columns(prompts: DataProto) -> ImageColumns:
+    """What prompts with images have beside their tokens."""
+    return ImageColumns(
+        [name for name in ("multi_modal_inputs",) if name in prompts.non_tensor_batch],
+        [name for name in ("image_key",) if name in prompts.tensors()],
+    )
+
+
 def report_scores(sampler: object, batch: DataProto, outcome: RewardResult) -> None:
     """Tell a sampler of the user's own how its prompts went: the mean score of each by uid, for a curriculum."""
     observe = getattr(sampler, "observe", None)
@@ -53,7 +68,8 @@ def score_batch(batch: DataProto, reward_fn: Callable[[DataProto], RewardResult]
     """The scored rows with their `token_level_scores`, and the outcome for all rows."""
     outcome = reward_fn(batch)
     written = batch.tensors()["response_mask"].sum(-1) > 0
-    keep = written & ~outcome.scores.isnan()
+    failed = torch.tensor([reason == StopReason.ERROR for reason in batch.non_tensor_batch["stop_reason"]])
+    keep = written & ~outcome.scores.isnan() & ~failed
     if not bool(keep.any()):
         raise TrainingError(f"none of the {len(batch)} responses of this step has a score; see the warnings above")
     outcome.metrics["response/aborted_ratio"] = float((~written).float().mean())

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from podium.algorithms import get_seqlen_balanced_partitions
 from podium.checkpoint import rng
 from podium.checkpoint.remote import make_uploader
 from podium.checkpoint.store import CheckpointStore, Retention
@@ -25,7 +26,14 @@ from podium.data.responses import ExampleRows, PairRows
 from podium.data.sampler import ResumableSampler
 from podium.metric import Metrics, merge_metrics, reduce_metrics
 from podium.models.load import load_tokenizer
-from podium.single_controller import LocalWorkerGroup, RayClassWithInitArgs
+from podium.protocol import DataProto
+from podium.single_controller import (
+    LocalWorkerGroup,
+    RayClassWithInitArgs,
+    ResourcePoolManager,
+    Role,
+    WorkerGroup,
+)
 from podium.tracking import RunSummary
 from podium.trainer.limits import StepLimits
 from podium.trainer.main_ppo import resolve_device
@@ -63,6 +71,40 @@ def run_supervised(config: SupervisedConfig, job: Job) -> int:
     finally:
         trainer.shutdown()
     return 0
+
+
+def start_workers(config: SupervisedConfig, job: Job, total_steps: int, use_gpu: bool) -> WorkerGroup:
+    """One worker in this process, or several on Ray."""
+    trainer = config.trainer
+    spec = RayClassWithInitArgs(job.worker, config, total_steps)
+    if trainer.runtime == "local":
+        return LocalWorkerGroup(spec, use_gpu=use_gpu)
+    from podium.single_controller import RayWorkerGroup
+
+    pools = ResourcePoolManager(
+        {"global_pool": [trainer.n_gpus_per_node] * trainer.nnodes}, {Role.Actor: "global_pool"}, use_gpu=use_gpu
+    )
+    pools.create_resource_pool()
+    return RayWorkerGroup(
+        resource_pool=pools.get_resource_pool(Role.Actor),
+        ray_cls_with_init=spec,
+        start_timeout_s=trainer.worker_start_timeout_s,
+        call_timeout_s=trainer.worker_timeout_s,
+    )
+
+
+def share_out(batch: DataProto, ranks: int) -> DataProto:
+    """Say which rank takes which rows: about as many tokens each, the two sides of a pair together."""
+    tensors = batch.tensors()
+    size = 2 if "is_chosen" in tensors else 1
+    costs = tensors["attention_mask"].sum(-1).reshape(len(batch) // size, size).sum(-1).tolist()
+    if len(costs) >= ranks:
+        shares = get_seqlen_balanced_partitions(costs, ranks, equal_size=False)
+    else:
+        shares = [[number] if number < len(costs) else [] for number in range(ranks)]
+    rows = [[number * size + side for number in sorted(share) for side in range(size)] for share in shares]
+    batch.meta_info["dp_partition"] = rows
+    return batch
 
 
 class SupervisedRecorder(Recorder):
@@ -112,8 +154,7 @@ class SupervisedTrainer:
         self.saver = CheckpointSaver(self.checkpoints, self.recorder, uploader, trainer.async_save)
         self.stopping, self.limits = StopSignals(trainer), StepLimits(trainer)
         self.step, self.validated_step, self.validation_metrics = 0, -1, dict[str, float]()
-        spec = RayClassWithInitArgs(job.worker, config, self.total_steps)
-        self.workers: Any = LocalWorkerGroup(spec, use_gpu=device == "cuda")
+        self.workers: Any = start_workers(config, job, self.total_steps, use_gpu=device == "cuda")
 
     @stoppable
     def fit(self) -> None:
@@ -129,7 +170,7 @@ class SupervisedTrainer:
             batch = self.rows.fetch(self.sampler.next_batch())
             with self.stopping.protected():  # a step that is begun is finished
                 self.step += 1
-                metrics: Metrics = self.workers.update(batch)
+                metrics: Metrics = self.workers.update(share_out(batch, self.workers.world_size))
                 tokens = float(batch.tensors()["attention_mask"].sum())
                 self._record(metrics, tokens, time.perf_counter() - start)
             self._validate_if_due()
@@ -150,7 +191,7 @@ class SupervisedTrainer:
         numbers |= reduce_metrics(metrics)
         numbers |= {"timing_s/step": seconds, "perf/time_per_step": seconds, "perf/total_num_tokens": tokens}
         numbers |= {"perf/throughput": tokens / max(seconds, 1e-9), "data/dropped": float(len(self.rows.dropped))}
-        self.recorder.step(self.step, numbers | memory_metrics())
+        self.recorder.step(self.step, memory_metrics() | numbers)
         self.sampler_state = self.sampler.state_dict()  # rows that are drawn after this and dropped are drawn again
         self.limits.count_skipped(int(numbers[f"{self.name}/skipped_updates"]))
         self.stopping.step_took(seconds)
@@ -162,7 +203,9 @@ class SupervisedTrainer:
             return
         size, count = self.config.data.val_batch_size, len(self.val_rows)
         parts = [self.val_rows.fetch(range(at, min(at + size, count))) for at in range(0, count, size)]
-        numbers = reduce_metrics(merge_metrics(self.workers.evaluate(part) for part in parts if len(part)))
+        ranks = self.workers.world_size
+        judged = [self.workers.evaluate(share_out(part, ranks)) for part in parts if len(part)]
+        numbers = reduce_metrics(merge_metrics(judged))
         self.validated_step = step
         self.validation_metrics = {f"val/{name}": value for name, value in numbers.items() if math.isfinite(value)}
         self.recorder.evaluated(step, self.validation_metrics)

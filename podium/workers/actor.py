@@ -10,7 +10,13 @@ from __future__ import annotations
 from tensordict import TensorDict
 from torch import Tensor
 
-from podium.algorithms import add_regularizers, agg_count, get_policy_loss_fn, rollout_correction_metrics
+from podium.algorithms import (
+    add_regularizers,
+    agg_count,
+    get_policy_loss_fn,
+    observed_as_agreed,
+    rollout_correction_metrics,
+)
 from podium.config.schema import ActorConfig, RolloutConfig
 from podium.engines.train.base import ModelOutputs, TrainEngine
 from podium.metric import Metric, Metrics, merge_metrics
@@ -81,7 +87,8 @@ class Actor:
             l_max=self.l_max,
         )
         if self.measures_gap and "old_log_probs" not in rows:
-            more |= rollout_correction_metrics(old_log_prob, rows["rollout_log_probs"], mask)
+            sampled = observed_as_agreed(rows["rollout_log_probs"], old_log_prob, rows.get("info_mask", None))
+            more |= rollout_correction_metrics(old_log_prob, sampled, mask)
         return loss, metrics | more
 
     def _add_selection(self, rows: DataProto) -> None:

@@ -1,41 +1,39 @@
 """ActorRolloutRefWorker: policy, rollout engine and reference in one process, sharing one device.
 
 It builds the three parts and lends them to the controller; each part's work is in its own file. Where the trainer's
-parameters are whole (one rank), the rollout engine runs the trainer's own module and publishing copies nothing; where
-they are sharded it has a copy that every publish fills.
+parameters are the policy's whole weights, the rollout engine runs the trainer's own module and publishing copies
+nothing; where they are sharded or have adapters beside them it has a copy that every publish fills. With adapters the
+reference is the trainer with its adapters off: there is no second model.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-from transformers import PreTrainedModel
-
-from podium.checkpoint.export import export_hf
 from podium.config.schema import Config
-from podium.engines.rollout import make_rollout_engine
 from podium.engines.rollout.base import RolloutEngine
+from podium.engines.rollout.hosted import HostedEngine
+from podium.engines.rollout.remote import RemoteEngines
 from podium.engines.sync import make_probe, publish
 from podium.engines.train.torch import TorchEngine
 from podium.metric import Metric, Metrics
-from podium.models.load import load_causal_lm, load_tokenizer, resolve_dtype
+from podium.models.load import load_causal_lm, load_processor, load_tokenizer, resolve_dtype
+from podium.models.lora import add_lora
 from podium.protocol import DataProto
-from podium.rewards.scorer import RewardScorer
 from podium.single_controller.dispatch import Dispatch, register
 from podium.single_controller.roles import Role
 from podium.single_controller.worker import Worker
 from podium.workers.actor import Actor
+from podium.workers.broadcast import Meeting, Offer
 from podium.workers.engines import make_train_engine
 from podium.workers.optimization import total_optimizer_steps
 from podium.workers.reference import Reference
-from podium.workers.rollout import Rollout
-from podium.workers.saving import CheckpointWriter, load_rng, save_rng
-from podium.workers.streamed_rewards import StreamedRewards
+from podium.workers.rollout import make_rollout
+from podium.workers.rollout_engines import close_engine, make_engine, with_engine_metrics
+from podium.workers.saving import CheckpointWriter, load_rng, model_files, save_rng
 
 
 class ActorRolloutRefWorker(Worker):
@@ -49,22 +47,29 @@ class ActorRolloutRefWorker(Worker):
         self.setup_distributed(self.config.trainer.worker_start_timeout_s)
         config = self.config.actor_rollout_ref
         self.tokenizer: Any = load_tokenizer(config.model.path, config.model.trust_remote_code)
+        self.processor = load_processor(config.model.path, config.model.trust_remote_code)
         self.train_engine = self._make_engine(trainable=True)
         self.actor = Actor(self.train_engine, config.actor, config.rollout, self.config.data.max_response_length)
         if self.has_reference:
-            self.reference = Reference(self._make_engine(trainable=False), config.rollout.temperature)
-        self.rollout_engine = self._make_rollout_engine()
-        rewards = StreamedRewards(RewardScorer(self.config.reward), self.tokenizer)
-        pad = self.tokenizer.pad_token_id
-        self.rollout = Rollout(self.rollout_engine, config.rollout, self.config.data, pad, rewards)
+            same = self.train_engine.adapted and config.ref.path == config.model.path
+            engine = self.train_engine if same else self._make_engine(trainable=False)
+            self.reference = Reference(engine, config.rollout.temperature)
+        self.rollout_engine: RolloutEngine | RemoteEngines = RemoteEngines(None)  # of a pool of their own
+        if not config.rollout.nnodes:
+            self.rollout_engine = make_engine(self.config, self.tokenizer, self.device, self.train_engine)
+            self.rollout = make_rollout(self.config, self.rollout_engine, self.tokenizer)
 
     def _make_engine(self, trainable: bool) -> TorchEngine:
         config = self.config.actor_rollout_ref
         budget = config.actor.max_tokens_per_micro_batch if trainable else config.ref.max_tokens_per_micro_batch
         assert budget is not None, "resolved by load_config"
+        model = config.model if trainable else replace(config.model, path=config.ref.path)
+        module = load_causal_lm(model, device=self.device, empty=self.world_size > 1)
+        if trainable:
+            add_lora(module, config.model)
         return make_train_engine(
             config.actor.strategy,
-            load_causal_lm(config.model, device=self.device),
+            module,
             fsdp=config.actor.fsdp,
             optim=config.actor.optim if trainable else None,
             total_steps=total_optimizer_steps(self.total_training_steps, config.actor, self.config.data),
@@ -75,30 +80,37 @@ class ActorRolloutRefWorker(Worker):
             device=self.device,
         )
 
-    def _make_rollout_engine(self) -> RolloutEngine:
-        config = self.config.actor_rollout_ref
-        module = self.train_engine.module
-        if self.train_engine.sharded:
-            module = load_causal_lm(config.model, self.train_engine.dtype, self.device)
-        assert isinstance(module, PreTrainedModel)
-        return make_rollout_engine(config.rollout, module, self.tokenizer, self.train_engine.dtype)
-
     # ---- rollout
+
+    @register(Dispatch.RANK_ZERO)
+    def offer_channel(self) -> Meeting:
+        """Where rollout workers of another pool can meet this group."""
+        self.offer = Offer(self.info.node)
+        return self.offer.meeting
+
+    @register(Dispatch.ONE_TO_ALL)
+    def join_channel(self, size: int) -> None:
+        """Meet them; the other ranks only help to gather weights."""
+        limit_s = self.config.trainer.worker_timeout_s
+        self.rollout_engine = RemoteEngines(self.offer.join(size, self.device, limit_s) if self.rank == 0 else None)
 
     @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def generate_sequences(self, data: DataProto) -> DataProto:
         """With several ranks, each says how long it took: the slowest makes the others wait."""
         start = time.perf_counter()
-        output = self.rollout.generate_sequences(data)
+        assert not isinstance(self.rollout_engine, RemoteEngines), "the rollout pool generates"
+        output = with_engine_metrics(self.rollout.generate_sequences(data), self.rollout_engine)
         if self.world_size > 1:
             seconds = Metric.last(time.perf_counter() - start)
-            output.meta_info["metrics"] = {f"timing_s/gen/rank_{self.rank}": seconds}
+            output.meta_info.setdefault("metrics", {})[f"timing_s/gen/rank_{self.rank}"] = seconds
         return output
 
     @register(Dispatch.DP_COMPUTE_METRIC)
     def publish(self, version: int) -> Metrics:
         """Make the rollout engine hold the trained weights, and prove it."""
         probe = make_probe(self.train_engine)
+        if isinstance(self.rollout_engine, HostedEngine):
+            self.rollout_engine.wake()
         return publish(self.train_engine, self.rollout_engine, version, probe=probe).metrics()
 
     @register(Dispatch.RANK_ZERO)
@@ -126,6 +138,8 @@ class ActorRolloutRefWorker(Worker):
     @register(Dispatch.DP_COMPUTE_METRIC)
     def update_actor(self, data: DataProto) -> Metrics:
         self.writer.settle()
+        if isinstance(self.rollout_engine, HostedEngine):
+            self.rollout_engine.sleep()  # until the publish that follows
         return self.actor.update(data)
 
     # ---- checkpoints
@@ -133,16 +147,10 @@ class ActorRolloutRefWorker(Worker):
     @register(Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, folder: str, background: bool = False) -> None:
         """Write state, model and random states; in the background, `checkpoint_written` tells when it is done."""
-        target, engine, full = Path(folder), self.train_engine, {}
-        for name, tensor in engine.weights(dtype=torch.float32):  # collective: every rank takes part
-            if self.rank == 0:
-                full[name] = tensor.cpu() if engine.sharded else tensor
+        target = Path(folder)
+        full, export = model_files(self.train_engine, self.processor or self.tokenizer, target, self.rank)
         save_rng(target, self.rank)
-
-        def export(weights: Mapping[str, Tensor]) -> None:
-            export_hf(weights.items(), engine.module.config, self.tokenizer, target / "hf")
-
-        self.writer.save(engine, target / "actor", background, full, export if self.rank == 0 else None)
+        self.writer.save(self.train_engine, target / "actor", background, full, export)
 
     @register(Dispatch.ONE_TO_ALL)
     def checkpoint_written(self) -> bool:
@@ -154,3 +162,8 @@ class ActorRolloutRefWorker(Worker):
         self.writer.settle()
         self.train_engine.load(Path(folder) / "actor")
         load_rng(Path(folder), self.rank)
+
+    def close(self) -> None:
+        if hasattr(self, "rollout"):
+            self.rollout.close()
+        close_engine(getattr(self, "rollout_engine", None))

@@ -12,6 +12,7 @@ from podium.config.schema import Config
 from podium.engines.train.base import ModelOutputs
 from podium.metric import Metrics
 from podium.models.load import resolve_dtype
+from podium.models.lora import add_lora
 from podium.models.value import load_value_model
 from podium.protocol import DataProto
 from podium.single_controller.dispatch import Dispatch, register
@@ -32,9 +33,11 @@ class CriticWorker(Worker):
         self.setup_distributed(self.config.trainer.worker_start_timeout_s)
         critic = self.config.critic
         assert critic.max_tokens_per_micro_batch is not None, "resolved by load_config"
+        module = load_value_model(critic.model, device=self.device, empty=self.world_size > 1)
+        add_lora(module, critic.model)
         self.engine = make_train_engine(
             self.config.actor_rollout_ref.actor.strategy,
-            load_value_model(critic.model, device=self.device),
+            module,
             fsdp=critic.fsdp,
             optim=critic.optim,
             total_steps=total_optimizer_steps(self.total_training_steps, critic, self.config.data),

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from podium.config.schema import ActorConfig, CriticConfig, DataConfig
+from podium.engines.train.meter import MFU
 from podium.metric import Metrics, merge_metrics
 from podium.protocol import DataProto
 
@@ -36,9 +37,14 @@ def total_optimizer_steps(training_steps: int, role: ActorConfig | CriticConfig,
 
 
 def run_updates(steps: Iterator[DataProto], update: Callable[[DataProto], Metrics], prefix: str) -> Metrics:
-    """Merge the metrics of all steps; the engine's own (grad_norm, lr, ...) get the role's prefix."""
-    merged = merge_metrics(update(step) for step in steps)
-    return {name if "/" in name else f"{prefix}/{name}": metric for name, metric in merged.items()}
+    """The metrics of all steps, merged, under their full names."""
+    return full_names(merge_metrics(update(step) for step in steps), prefix)
+
+
+def full_names(metrics: Metrics, role: str) -> Metrics:
+    """The engine's own metrics (grad_norm, lr, ...) belong to the role whose model it is."""
+    own = {MFU: f"perf/mfu/{role}"}
+    return {own.get(name, name if "/" in name else f"{role}/{name}"): metric for name, metric in metrics.items()}
 
 
 def gather_rows(columns: dict[str, Tensor]) -> tuple[dict[str, Tensor], slice]:

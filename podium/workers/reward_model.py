@@ -32,7 +32,7 @@ class RewardModelWorker(Worker):
         check_same_tokens(self.config.actor_rollout_ref.model, settings.model)
         self.engine = make_train_engine(
             self.config.actor_rollout_ref.actor.strategy,
-            load_value_model(settings.model, device=self.device),
+            load_value_model(settings.model, device=self.device, empty=self.world_size > 1),
             max_tokens_per_micro_batch=settings.max_tokens_per_micro_batch,
             values_after=True,
             dtype=resolve_dtype(settings.model.dtype, self.device),

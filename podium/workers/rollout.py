@@ -2,7 +2,8 @@
 
 Takes left-padded prompts, samples n responses for each, and returns them as columns of the batch's own width. A sample
 depends on (seed, epoch, uid, k) alone, never on the batch or the worker it was drawn in. Asked to score, it hands each
-finished group to the scorer and goes on generating. It does not know how the weights got into the engine.
+finished group to the scorer and goes on generating. With an environment a response is an episode of several turns
+(episodes.py). It does not know how the weights got into the engine.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from podium.config.schema import DataConfig, RolloutConfig
-from podium.engines.rollout.base import Completion, RolloutEngine, SamplingParams
+from podium.config.schema import Config, DataConfig, RolloutConfig
+from podium.engines.rollout.base import Completion, ImagePrompt, RolloutEngine, SamplingParams
+from podium.engines.rollout.front import refuse_images
 from podium.protocol import DataProto, compute_position_ids, object_array
 from podium.rewards.manager import OUTCOME
+from podium.rewards.scorer import RewardScorer
+from podium.workers.episodes import Episodes, pad_right
 from podium.workers.streamed_rewards import StreamedRewards
 
 
@@ -36,14 +40,26 @@ class Rollout:
         data: DataConfig,
         pad_token_id: int,
         rewards: StreamedRewards | None = None,
+        episodes: Episodes | None = None,
     ) -> None:
+        """`episodes`: what responses are made of when they have several turns."""
         self.engine, self.config, self.data, self.pad_token_id = engine, rollout, data, pad_token_id
-        self.rewards = rewards
+        self.rewards, self.episodes = rewards, episodes
+
+    def close(self) -> None:
+        """End what environments hold."""
+        if self.episodes is not None:
+            self.episodes.close()
 
     def sampling(self, meta_info: dict[str, Any]) -> tuple[SamplingParams, int]:
         """The sampling of a training, validation or greedy-baseline batch, and the samples per prompt."""
         config, val = self.config, self.config.val_kwargs
-        common = SamplingParams(self.data.max_response_length, stop=tuple(config.stop))
+        common = SamplingParams(
+            self.data.max_response_length,
+            stop=tuple(config.stop),
+            stop_token_ids=tuple(config.stop_token_ids),
+            ignore_eos=config.ignore_eos,
+        )
         if meta_info.get("validate"):
             temperature = val.temperature if val.do_sample else 0.0
             return replace(common, temperature=temperature, top_p=val.top_p, top_k=val.top_k), val.n
@@ -57,8 +73,12 @@ class Rollout:
         params, n = self.sampling(data.meta_info)
         prompts, mask = data.tensors()["prompts"], data.tensors()["attention_mask"].bool()
         token_ids = [row[real].tolist() for row, real in zip(prompts, mask, strict=True)]
+        if "multi_modal_inputs" in data.non_tensor_batch:
+            token_ids = self._with_images(token_ids, list(data.non_tensor_batch["multi_modal_inputs"]))
         seed, epoch = int(data.meta_info["seed"]), int(data.meta_info["epoch"])
         seeds = [request_seed(seed, epoch, uid) for uid in data.non_tensor_batch["uid"]]
+        if self.episodes is not None:
+            return self.episodes.generate(data, token_ids, params, n, seeds)
         rows = torch.arange(len(data)).repeat_interleave(n)
         if self.rewards is not None and data.meta_info.get("score"):
             groups, outcomes = self.rewards.generate(self.engine, data, token_ids, params, n, seeds)
@@ -69,9 +89,15 @@ class Rollout:
             batch.non_tensor_batch[OUTCOME] = object_array(outcomes)
         return batch
 
+    def _with_images(self, prompts: list[list[int]], images: Sequence[Any]) -> list[list[int]]:
+        if all(each is None for each in images):
+            return prompts
+        refuse_images(self.engine if self.episodes is None else self.episodes)
+        return [p if each is None else ImagePrompt(p, each) for p, each in zip(prompts, images, strict=True)]
+
     def _to_columns(self, prompts: Tensor, prompt_mask: Tensor, completions: Sequence[Completion]) -> DataProto:
-        responses = _right_pad([c.token_ids for c in completions], self.pad_token_id, torch.long)
-        response_mask = _right_pad([[1] * len(c.token_ids) for c in completions], 0, torch.long)
+        responses = pad_right([c.token_ids for c in completions], self.pad_token_id, torch.long)
+        response_mask = pad_right([[1] * len(c.token_ids) for c in completions], 0, torch.long)
         attention_mask = torch.cat([prompt_mask.long(), response_mask], dim=1)
         return DataProto.from_dict(
             {
@@ -81,13 +107,18 @@ class Rollout:
                 "attention_mask": attention_mask,
                 "position_ids": compute_position_ids(attention_mask),
                 "response_mask": response_mask,
-                "rollout_log_probs": _right_pad([c.log_probs for c in completions], 0.0, torch.float32),
+                "rollout_log_probs": pad_right([c.log_probs for c in completions], 0.0, torch.float32),
                 "policy_version": torch.tensor([c.version for c in completions], dtype=torch.long),
             },
             {"stop_reason": [str(c.stop_reason) for c in completions]},
         )
 
 
-def _right_pad(rows: Sequence[Sequence[Any]], value: Any, dtype: torch.dtype) -> Tensor:
-    width = max((len(row) for row in rows), default=0)
-    return torch.tensor([[*row, *[value] * (width - len(row))] for row in rows], dtype=dtype).view(len(rows), width)
+def make_rollout(config: Config, engine: RolloutEngine, tokenizer: Any) -> Rollout:
+    """A worker's rollout by the configuration: single responses, or episodes where there is an environment."""
+    scorer, settings = RewardScorer(config.reward), config.actor_rollout_ref.rollout
+    rewards = StreamedRewards(scorer, tokenizer)
+    episodes = None
+    if config.is_multi_turn:
+        episodes = Episodes(config, engine, tokenizer, scorer, getattr(engine, "max_model_len", None))
+    return Rollout(engine, settings, config.data, tokenizer.pad_token_id, rewards, episodes)

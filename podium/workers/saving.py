@@ -11,16 +11,21 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Mapping
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
 
 from podium.checkpoint import rng
+from podium.checkpoint.export import export_adapter, export_hf
 from podium.engines.train import state
 from podium.engines.train.torch import TorchEngine
+from podium.models.lora import PEFT_PREFIX
 
 
 class CheckpointWriter:
@@ -78,7 +83,8 @@ class CheckpointWriter:
         def work() -> None:
             try:
                 copies = self._copy_state(tensors, folder.name)
-                copied = {name: t if engine.sharded else self._copy_full(name, t) for name, t in full.items()}
+                fresh = engine.sharded or engine.adapted
+                copied = {name: t if fresh else self._copy_full(name, t) for name, t in full.items()}
                 self._copied.clear()
                 self._settled.set()
                 self._write(engine, folder, copies, copied, export, group)
@@ -132,6 +138,32 @@ def _local(tensor: Tensor) -> Tensor:
 def _place(tensor: Tensor) -> tuple[int, int, torch.dtype]:
     """Where a tensor's memory is; unique among tensors that are alive."""
     return tensor.data_ptr(), tensor.numel(), tensor.dtype
+
+
+def model_files(
+    engine: TorchEngine, tokenizer: Any, target: Path, rank: int
+) -> tuple[dict[str, Tensor], Callable[[Mapping[str, Tensor]], None] | None]:
+    """The model's tensors in full on rank 0 (gathering them is collective), and what writes them.
+
+    `hf/` holds the plain model, adapters merged; `hf_adapter/` the adapter of a causal LM that has one.
+    """
+    streams = [engine.weights(dtype=torch.float32)]
+    if engine.adapted and isinstance(engine.module, PreTrainedModel):
+        streams.append(engine.adapter())
+    fresh = engine.sharded or engine.adapted  # not the live tensors
+    full = {}
+    for name, tensor in chain.from_iterable(streams):
+        if rank == 0:
+            full[name] = tensor.cpu() if fresh else tensor
+
+    def export(tensors: Mapping[str, Tensor]) -> None:
+        adapter = {name: tensor for name, tensor in tensors.items() if name.startswith(PEFT_PREFIX)}
+        plain = {name: tensor for name, tensor in tensors.items() if name not in adapter}
+        export_hf(plain.items(), engine.module.config, tokenizer, target / "hf")
+        if adapter:
+            export_adapter(adapter, engine.module, target / "hf_adapter")
+
+    return full, export if rank == 0 else None
 
 
 def save_rng(folder: Path, rank: int) -> None:

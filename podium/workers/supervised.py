@@ -6,28 +6,27 @@ of every other worker, so a group of several is a matter of the controller alone
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
 import torch.nn.functional as F
 from tensordict import TensorDict
 from torch import Tensor
 
 from podium.algorithms import last_token_mask
-from podium.checkpoint.export import export_hf
 from podium.config.schema_sft import RewardTrainingConfig, SupervisedConfig
 from podium.engines.train.base import ModelOutputs
 from podium.engines.train.packing import response_tokens
 from podium.metric import Metric, Metrics
 from podium.models.load import load_causal_lm, load_tokenizer, resolve_dtype
+from podium.models.lora import add_lora
 from podium.models.value import load_value_model
 from podium.protocol import DataProto
 from podium.single_controller.dispatch import Dispatch, register
 from podium.single_controller.worker import Worker
 from podium.workers.engines import make_train_engine
-from podium.workers.saving import CheckpointWriter, load_rng, save_rng
+from podium.workers.optimization import full_names
+from podium.workers.saving import CheckpointWriter, load_rng, model_files, save_rng
 
 
 class SupervisedWorker(Worker):
@@ -49,9 +48,11 @@ class SupervisedWorker(Worker):
         config = self.config
         self.setup_distributed(config.trainer.worker_start_timeout_s)
         self.tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
+        module = self._load_model()
+        add_lora(module, config.model)
         self.engine = make_train_engine(
             "fsdp",
-            self._load_model(),
+            module,
             fsdp=config.fsdp,
             optim=config.optim,
             total_steps=self.total_steps,
@@ -67,7 +68,7 @@ class SupervisedWorker(Worker):
         """One optimizer step over all rows."""
         self.writer.settle()
         metrics = self.engine.update(data, self._loss, self._count(data), with_entropy=False)
-        return {name if "/" in name else f"{self.name}/{name}": metric for name, metric in metrics.items()}
+        return full_names(metrics, self.name)
 
     @register(Dispatch.DP_COMPUTE_METRIC)
     def evaluate(self, data: DataProto) -> Metrics:
@@ -83,16 +84,10 @@ class SupervisedWorker(Worker):
     @register(Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, folder: str, background: bool = False) -> None:
         """Write state, model and random states; in the background, `checkpoint_written` tells when it is done."""
-        target, engine, full = Path(folder), self.engine, {}
-        for name, tensor in engine.weights(dtype=torch.float32):  # collective: every rank takes part
-            if self.rank == 0:
-                full[name] = tensor.cpu() if engine.sharded else tensor
+        target = Path(folder)
+        full, export = model_files(self.engine, self.tokenizer, target, self.rank)
         save_rng(target, self.rank)
-
-        def export(weights: Mapping[str, Tensor]) -> None:
-            export_hf(weights.items(), engine.module.config, self.tokenizer, target / "hf")
-
-        self.writer.save(engine, target / self.name, background, full, export if self.rank == 0 else None)
+        self.writer.save(self.engine, target / self.name, background, full, export)
 
     @register(Dispatch.ONE_TO_ALL)
     def checkpoint_written(self) -> bool:
@@ -157,7 +152,7 @@ class RewardTrainingWorker(SupervisedWorker):
 
     def _pair_loss(self, scores: Tensor, rows: Any) -> tuple[Tensor, Metrics]:
         order = (rows["unit"] * 2 + (~rows["is_chosen"]).long()).argsort()
-        chosen, rejected = scores[order].reshape(-1, 2).unbind(1)
+        chosen, rejected = scores[order].reshape(len(order) // 2, 2).unbind(1)
         margin = rows["margin"][order][::2]
         losses = -F.logsigmoid(chosen - rejected - margin)
         loss = losses.sum() + self.config.center_coef * (chosen + rejected).square().sum()

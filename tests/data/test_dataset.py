@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 
 from podium.config.schema import DataConfig
 from podium.data.dataset import RLHFDataset, collate_fn, validation_files
-from podium.errors import DataError
+from podium.errors import ConfigError, DataError
 from podium.protocol import DataProto
 
 VERL_ROW = {
@@ -114,7 +115,7 @@ def test_the_length_policy_is_applied_and_counted(tokenizer, tmp_path):
     assert cut[2]["input_ids"][-4:] == cut[1]["input_ids"][-4:] and cut.num_truncated == 1
     strict = make("error")
     assert len(strict[1]["input_ids"]) == limit
-    with pytest.raises(DataError, match=r"a\.jsonl, row 2: the prompt has 17 tokens, data.max_prompt_length is 16"):
+    with pytest.raises(DataError, match=r"a\.jsonl, row 2: the prompt has 17 tokens, data.max_prompt_length .*is 16"):
         strict[2]
 
 
@@ -142,7 +143,7 @@ def test_only_so_many_rows_are_used_and_always_the_same_ones(tokenizer):
         ({"prompt": "hi", "reward_model": "rule"}, "reward_model must be an object"),
         ({"prompt": "hi", "extra_info": [1]}, "extra_info must be an object"),
         ({"prompt": "hi", "data_source": 3}, "data_source must be text"),
-        ({"prompt": "hi", "images": ["a.png"]}, "only text prompts"),
+        ({"prompt": "hi", "images": ["a.png"]}, "no processor for them"),
     ],
 )
 def test_a_bad_row_is_named_with_file_row_and_reason(tokenizer, tmp_path, row, reason):
@@ -210,3 +211,23 @@ def test_a_batch_becomes_a_dataproto(tokenizer):
 
 def test_an_empty_batch_has_no_rows():
     assert collate_fn([])["input_ids"].shape == (0, 0)
+
+
+def test_a_rows_tools_and_the_templates_arguments_are_in_its_prompt(tokenizer, tmp_path):
+    copied = copy.deepcopy(tokenizer)
+    copied.chat_template = (
+        "{{ mood }}{% for tool in tools or [] %} {{ tool.name }}{% endfor %}: {{ messages[0].content }}"
+    )
+    rows = [{"prompt": "one", "tools": [{"name": "look"}, {"name": "ask"}]}, {"prompt": "two"}]
+    config = DataConfig(apply_chat_template_kwargs={"mood": "calm"})
+    dataset = RLHFDataset([write_jsonl(tmp_path / "a.jsonl", rows)], copied, config)
+    assert [prompt_text(dataset, row) for row in (0, 1)] == ["calm look ask: one", "calm: two"]
+    assert "tools" not in dataset[0]["extra_info"]
+
+
+def test_a_split_of_a_task_can_be_asked_for(tokenizer):
+    val = RLHFDataset(["task:addition?rows=8&split=train"], tokenizer, DataConfig(), "val")
+    train = RLHFDataset(["task:addition?rows=8"], tokenizer, DataConfig(), "train")
+    assert [row["raw_prompt"] for row in val] == [row["raw_prompt"] for row in train]
+    with pytest.raises(ConfigError, match="split=test must be train or val"):
+        RLHFDataset(["task:addition?split=test"], tokenizer, DataConfig())

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from podium.config.schema.actor import ActorConfig, CriticConfig, PolicyLossConfig, RefConfig
+from podium.config.schema.agent import AgentConfig, RetrieverConfig
 from podium.config.schema.algorithm import (
     AlgorithmConfig,
     FilterGroupsConfig,
@@ -31,6 +32,7 @@ from podium.config.schema.trainer import TrainerConfig
 __all__ = [
     "ActorConfig",
     "ActorRolloutRefConfig",
+    "AgentConfig",
     "AlgorithmConfig",
     "Config",
     "CriticConfig",
@@ -47,6 +49,7 @@ __all__ = [
     "RefConfig",
     "RefQualityConfig",
     "ReprAlignConfig",
+    "RetrieverConfig",
     "RewardConfig",
     "RewardModelConfig",
     "RolloutConfig",
@@ -74,5 +77,19 @@ class Config:
     reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    do_search: bool = False
+    """Search mode: the model may look things up between its turns, by Search-R1's protocol."""
+    max_turns: int = 2
+    """Turns of an episode that are answered; one last turn follows them."""
+    retriever: RetrieverConfig = field(default_factory=RetrieverConfig)
+    agent: AgentConfig = field(default_factory=AgentConfig)
     extra: dict[str, Any] = field(default_factory=dict)
     """Free settings for your own functions; Podium carries them and reads none."""
+
+    @property
+    def has_tools(self) -> bool:
+        return bool(self.agent.tools or self.agent.mcp_servers)
+
+    @property
+    def is_multi_turn(self) -> bool:
+        return self.do_search or self.has_tools or bool(self.agent.environment)

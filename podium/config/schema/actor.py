@@ -64,6 +64,8 @@ class ActorConfig:
     """Weight of the entropy bonus."""
     grad_clip: float = 1.0
     """Largest gradient norm."""
+    state_masking: bool = True
+    """Leave what an environment wrote out of loss, KL, entropy, advantages and values."""
     shuffle: bool = False
     """Visit the mini-batches in another order each epoch."""
     optim: OptimConfig = field(default_factory=OptimConfig)
@@ -94,5 +96,7 @@ class CriticConfig:
 
 @dataclass
 class RefConfig:
+    path: str = ""
+    """The reference's folder. Empty: the actor's, which it then is at the start."""
     max_tokens_per_micro_batch: int | None = None
     """Null: the actor's."""

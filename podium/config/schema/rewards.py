@@ -41,3 +41,7 @@ class RewardModelConfig:
     """0: the reward model alone; the rule still scores the validation. Rows without a rule never have one."""
     max_tokens_per_micro_batch: int | None = None
     """Null: the actor's."""
+    nnodes: int = 0
+    """Nodes of a pool of the reward model's own. 0: it shares the workers of policy and critic."""
+    n_gpus_per_node: int = 1
+    """Its workers per node of that pool."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from podium.data.importers.pairs import pairs
 from podium.data.importers.public import gsm8k, jsonl, math, nq_search
 from podium.data.importers.reasoning_gym import reasoning_gym
 from podium.errors import ConfigError, DataError
@@ -21,6 +22,7 @@ FILE_IMPORTERS: dict[str, Callable[[Iterable[Row], str], Iterator[Row]]] = {
     "math": math,
     "nq_search": nq_search,
     "jsonl": jsonl,
+    "pairs": pairs,
 }
 GYM = "reasoning_gym:"
 

@@ -66,6 +66,7 @@ def jsonl(raw: Iterable[Row], split: str) -> Iterator[Row]:
             "ability": str(given.get("ability", "")),
             "reward_model": row.reward_model,
             "extra_info": {"split": split, "index": index, **row.extra_info},
+            **{key: given[key] for key in ("images", "tools") if given.get(key)},
         }
 
 

@@ -1,12 +1,11 @@
 """Built-in tasks by name, and the words that ask for them in a config.
 
-`task:addition` is a task with its default options; `task:addition?digits=3&rows=4096&seed=1` sets them. `rows` and
-`seed` belong to every task, the rest are the task's own. Nothing here scores or tokenizes.
+`task:addition` is a task with its default options; `task:addition?digits=3&rows=4096&seed=1` sets them. `rows`, `seed`
+and `split` belong to every task, the rest are the task's own. Nothing here scores or tokenizes.
 """
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, fields
 from typing import Any
 from urllib.parse import unquote
@@ -15,11 +14,13 @@ from podium.data.tasks.addition import Addition
 from podium.data.tasks.base import Problem, Score, Split, Task
 from podium.data.tasks.countdown import Countdown
 from podium.data.tasks.reverse import Reverse
+from podium.data.tasks.search import Search
 from podium.errors import ConfigError
+from podium.plugins import closest
 
 __all__ = ["TASKS", "Problem", "Score", "Split", "Task", "TaskWord", "get_task", "is_task_word", "parse_task_word"]
 
-TASKS: dict[str, type[Task]] = {task.name: task for task in (Addition, Countdown, Reverse)}
+TASKS: dict[str, type[Task]] = {task.name: task for task in (Addition, Countdown, Reverse, Search)}
 PREFIX = "task:"
 DEFAULT_ROWS: dict[Split, int] = {"train": 4096, "val": 256}
 
@@ -32,8 +33,11 @@ class TaskWord:
     rows: int | None
     """Null: the default of the split."""
     seed: int
+    split: Split | None = None
+    """Take the rows of this split, whichever is asked for: to sample from training prompts without training."""
 
     def make_rows(self, split: Split) -> list[dict[str, Any]]:
+        split = self.split or split
         return self.task.rows(split, DEFAULT_ROWS[split] if self.rows is None else self.rows, self.seed)
 
 
@@ -58,17 +62,19 @@ def parse_task_word(word: str) -> TaskWord:
     if name not in TASKS:
         raise ConfigError(f"{word!r}: unknown task {name!r}{_nearest(name, list(TASKS))}")
     types = {option.name: type(option.default) for option in fields(TASKS[name])}
-    types |= {"rows": int, "seed": int}
+    types |= {"rows": int, "seed": int, "split": str}
     options: dict[str, Any] = {}
     for pair in filter(None, query.split("&")):
         key, equals, text = pair.partition("=")
         if key not in types or not equals:
             raise ConfigError(f"{word!r}: {pair!r} is not option=value{_nearest(key, list(types))}")
         options[key] = _read(word, key, unquote(text), types[key])
-    rows, seed = options.pop("rows", None), options.pop("seed", 0)
+    rows, seed, split = options.pop("rows", None), options.pop("seed", 0), options.pop("split", None)
     if rows is not None and rows < 1:
         raise ConfigError(f"{word!r}: rows={rows} must be at least 1")
-    return TaskWord(get_task(name, **options), rows, seed)
+    if split not in (None, *DEFAULT_ROWS):
+        raise ConfigError(f"{word!r}: split={split} must be train or val")
+    return TaskWord(get_task(name, **options), rows, seed, split)
 
 
 def _read(word: str, key: str, text: str, kind: type) -> int | str:
@@ -81,5 +87,5 @@ def _read(word: str, key: str, text: str, kind: type) -> int | str:
 
 
 def _nearest(given: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(given, known, n=1)
-    return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(known))}"
+    near = closest(given, known)
+    return f"; did you mean {near!r}?" if near else f"; known: {', '.join(sorted(known))}"

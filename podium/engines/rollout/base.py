@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from podium.errors import ConfigError
 
@@ -25,10 +25,20 @@ class StopReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
     ABORTED = "aborted"
+    # of whole episodes
+    ANSWERED = "answered"
+    DONE = "done"
+    TURNS = "turns"
+    TIMEOUT = "timeout"
+    TOOL_ERRORS = "tool_errors"
+    ERROR = "error"
 
     def is_truncated(self) -> bool:
-        """True when somebody else than the model ended the response."""
-        return self in (StopReason.LENGTH, StopReason.ABORTED)
+        """True when somebody else than the model (or its environment) ended the response."""
+        return self in (
+            *(StopReason.LENGTH, StopReason.ABORTED, StopReason.TURNS, StopReason.TIMEOUT),
+            *(StopReason.TOOL_ERRORS, StopReason.ERROR),
+        )
 
 
 @dataclass(frozen=True)
@@ -64,6 +74,14 @@ class SamplingParams:
         for name, holds, allowed in rules:
             if not holds:
                 raise ConfigError(f"SamplingParams.{name} is {getattr(self, name)!r}; it must be {allowed}.")
+
+
+class ImagePrompt(list[int]):
+    """A prompt's tokens with the images that its image tokens stand for (see models/vision.py)."""
+
+    def __init__(self, tokens: Iterable[int], images: Any) -> None:
+        super().__init__(tokens)
+        self.images = images
 
 
 @dataclass(frozen=True)

@@ -17,15 +17,25 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from podium.engines.rollout.base import Completion, SamplingParams
+from podium.engines.rollout.base import Completion, ImagePrompt, SamplingParams
 from podium.engines.rollout.request import Array, Request, Watched
 from podium.errors import RolloutError
+
+
+def refuse_images(engine: object) -> None:
+    """Raise unless the engine shows the model the images of a prompt."""
+    if not getattr(engine, "takes_images", False):
+        raise RolloutError(
+            f"{type(engine).__name__} cannot show the model the images of a prompt. Use a vision model with "
+            "rollout.name=hf, or with native on a CPU."
+        )
 
 
 class RequestFront(ABC):
     """Requests in, completions out, one step at a time."""
 
     version: int
+    takes_images: bool = False
 
     def __init__(self) -> None:
         self._arrivals: deque[list[Request]] = deque()
@@ -79,7 +89,12 @@ class RequestFront(ABC):
         if tokens.ndim != 1 or tokens.size == 0:
             raise RolloutError(f"A prompt must be a list of at least one token id; got {prompt!r}.")
         self._admissible(tokens, params)
-        return [Request(self._watched, tokens, params, seed, sample) for sample in samples]
+        group = [Request(self._watched, tokens, params, seed, sample) for sample in samples]
+        if isinstance(prompt, ImagePrompt):
+            refuse_images(self)
+            for request in group:
+                request.images = prompt.images
+        return group
 
     def step(self) -> list[Request]:
         """Advance every running request by a token; the requests that ended."""

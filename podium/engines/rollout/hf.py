@@ -31,6 +31,8 @@ from podium.engines.rollout.native.runner import sampling_rows
 from podium.engines.rollout.native.sampling import sample_tokens
 from podium.engines.rollout.native.slots import Slots
 from podium.engines.rollout.request import Request, Written
+from podium.models.load import backbone
+from podium.models.vision import attention_by_part, image_places, merge_images
 
 
 class HFEngine(ModuleEngine):
@@ -44,6 +46,7 @@ class HFEngine(ModuleEngine):
     ) -> None:
         super().__init__(module, tokenizer)
         self.max_num_seqs = (config or RolloutConfig()).max_num_seqs
+        self.takes_images = self.image_token is not None
         self._waiting: deque[Request] = deque()
 
     def _advance(self, arrivals: list[list[Request]], aborts: list[Request]) -> list[Request]:
@@ -76,7 +79,7 @@ class HFEngine(ModuleEngine):
         with torch.no_grad(), self._plain_attention():
             generate: Any = self.module.generate
             generate(
-                inputs=input_ids.to(self.device),
+                **self._inputs(input_ids.to(self.device), batch),
                 attention_mask=mask.to(self.device),
                 logits_processor=LogitsProcessorList([draw]),
                 stopping_criteria=StoppingCriteriaList([_AllEnded(draw)]),
@@ -87,6 +90,22 @@ class HFEngine(ModuleEngine):
             )
         return batch
 
+    def _inputs(self, input_ids: Tensor, batch: list[Request]) -> dict[str, Tensor]:
+        """The left-padded prompts, as embeddings where some have images."""
+        shown = [(row, request) for row, request in enumerate(batch) if request.images is not None]
+        if not shown:
+            return {"inputs": input_ids}
+        assert self.image_token is not None, "refused when it was submitted"
+        width = input_ids.shape[1]
+        places = [
+            row * width + width - request.prompt.size + image_places(request.prompt, self.image_token)
+            for row, request in shown
+        ]
+        at = torch.from_numpy(np.concatenate(places)).to(self.device)
+        images = [request.images for _, request in shown]
+        merged = merge_images(backbone(self.module), input_ids.reshape(-1), images, at)
+        return {"inputs_embeds": merged.unflatten(0, tuple(input_ids.shape))}
+
     @contextmanager
     def _plain_attention(self) -> Iterator[None]:
         """transformers' own attention while it generates; the module keeps the one it came with."""
@@ -95,7 +114,7 @@ class HFEngine(ModuleEngine):
         try:
             yield
         finally:
-            self.module.set_attn_implementation(installed)
+            self.module.set_attn_implementation(attention_by_part(self.module.config, installed))
 
     def _outstanding(self) -> list[Request]:
         requests = list(self._waiting)

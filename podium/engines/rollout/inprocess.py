@@ -19,6 +19,7 @@ from podium.engines.rollout.stopping import StopRules
 from podium.engines.rollout.weights import load_tensors, named_tensors
 from podium.errors import RolloutError
 from podium.models.load import output_head
+from podium.models.vision import image_token_id, is_vision_model
 
 
 class ModuleEngine(RequestFront):
@@ -34,6 +35,7 @@ class ModuleEngine(RequestFront):
         self.rules = StopRules(self.vocab_size, ends, tokenizer)
         limit = getattr(module.config.get_text_config(), "max_position_embeddings", None)
         self.max_model_len: int | None = limit
+        self.image_token = image_token_id(module.config) if is_vision_model(module.config) else None
         self._unusable: str | None = None
         self._owns_weights = False
         self._away: dict[Tensor, Tensor] = {}

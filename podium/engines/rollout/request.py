@@ -44,12 +44,21 @@ class Written:
 class Request:
     """Sample number `sample` of a prompt. `await request` gives its Completion; cancelling the await aborts it."""
 
-    __slots__ = ("_engine", "_error", "_watchers", "completion", "params", "prompt", "sample", "seed", "written")
+    __slots__ = (
+        *("_engine", "_error", "_watchers", "completion", "images", "is_continued", "params", "previous", "prompt"),
+        *("sample", "seed", "written"),
+    )
 
     def __init__(self, engine: Watched, prompt: Array, params: SamplingParams, seed: int, sample: int) -> None:
         self.prompt, self.params, self.seed, self.sample = prompt, params, seed, sample
         self.written: Written | None = None
         self.completion: Completion | None = None
+        self.images: Any = None
+        """What stands at the image tokens of the prompt."""
+        self.is_continued = False
+        """Whether another turn may follow, so that what was computed is worth keeping."""
+        self.previous: Request | None = None
+        """The turn before this one, of the same episode."""
         self._error: BaseException | None = None
         self._engine = engine
         self._watchers: list[asyncio.Future[None]] = []

@@ -39,6 +39,8 @@ LossFn = Callable[[ModelOutputs, TensorDict], tuple[Tensor, Metrics]]
 
 class TrainEngine(Protocol):
     sharded: bool
+    adapted: bool
+    """The module has LoRA adapters: its own parameters are not yet the policy's weights."""
     step_count: int
     """Optimizer steps taken; a skipped step is not counted."""
 
@@ -73,7 +75,10 @@ class TrainEngine(Protocol):
         """One optimizer step over all rows. `count`: this rank's share of what the loss is divided by."""
 
     def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Full tensors under their Hugging Face names, one at a time; all ranks iterate."""
+        """Full tensors under their Hugging Face names, adapters merged, one at a time; all ranks iterate."""
+
+    def adapter(self) -> Iterator[tuple[str, Tensor]]:
+        """The adapter alone, named as peft does; nothing without one. All ranks iterate."""
 
     def save(self, folder: Path) -> None:
         """Model, optimizer and schedule; can be loaded by any number of ranks."""

@@ -6,8 +6,10 @@ Not counted: norms, activations, the optimizer, and what gradient checkpointing 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import nn
@@ -33,6 +35,23 @@ PEAK_FLOPS = {
 
 
 @dataclass(frozen=True)
+class Work:
+    """What goes through the model; no padding, and a prompt that samples share once."""
+
+    tokens: float
+    head_tokens: float
+    """Tokens that are scored."""
+    pairs: float
+    """Σ L² of sequences of L tokens."""
+
+    @staticmethod
+    def of(lengths: Sequence[int], head_tokens: int | None = None) -> Work:
+        tokens = sum(lengths)
+        scored = tokens if head_tokens is None else head_tokens
+        return Work(tokens, scored, sum(length * length for length in lengths))
+
+
+@dataclass(frozen=True)
 class FlopsEstimate:
     block_weights: int
     """Weights each token meets in the blocks."""
@@ -40,17 +59,25 @@ class FlopsEstimate:
     """Weights of the output head, met by the tokens that are scored."""
     attention_width: int
     """Layers × heads × head size."""
+    frozen_block_weights: int = 0
+    frozen_head_weights: int = 0
+    """Weights that get no gradient of their own: the backward pass only goes through them."""
 
     def forward(self, lengths: Sequence[int], head_tokens: int | None = None) -> float:
         """Of one forward pass over sequences of these lengths; `head_tokens`: scored tokens, all by default."""
-        tokens = sum(lengths)
-        scored = tokens if head_tokens is None else head_tokens
-        pairs = sum(length * length for length in lengths)
-        return 2.0 * (self.block_weights * tokens + self.head_weights * scored + self.attention_width * pairs)
+        return self.forward_work(Work.of(lengths, head_tokens))
 
     def update(self, lengths: Sequence[int], head_tokens: int | None = None) -> float:
         """Of forward and backward."""
-        return 3.0 * self.forward(lengths, head_tokens)
+        return self.update_work(Work.of(lengths, head_tokens))
+
+    def forward_work(self, work: Work) -> float:
+        linear = self.block_weights * work.tokens + self.head_weights * work.head_tokens
+        return 2.0 * (linear + self.attention_width * work.pairs)
+
+    def update_work(self, work: Work) -> float:
+        frozen = self.frozen_block_weights * work.tokens + self.frozen_head_weights * work.head_tokens
+        return 3.0 * self.forward_work(work) - 2.0 * frozen
 
     @property
     def cost_factor(self) -> float:
@@ -66,19 +93,34 @@ def estimate_flops(module: nn.Module) -> FlopsEstimate:
     body = backbone(module)
     config: PreTrainedConfig = body.config.get_text_config()  # type: ignore[union-attr,operator]
     embedding = body.get_input_embeddings()  # type: ignore[operator]
-    body_names = {id(parameter) for parameter in body.parameters()}
-    embedding_names = {id(parameter) for parameter in embedding.parameters()}
-    blocks = sum(
-        _active(name, config) * parameter.numel()
+    embedding_ids = {id(parameter) for parameter in embedding.parameters()}
+    body_ids = {id(parameter) for parameter in body.parameters()} | embedding_ids
+    blocks = [
+        (_active(name, config) * parameter.numel(), parameter.requires_grad)
         for name, parameter in body.named_parameters()
-        if id(parameter) not in embedding_names and parameter.dim() > 1
-    )
-    head = sum(p.numel() for p in module.parameters() if id(p) not in body_names and p.dim() > 1)
-    if head == 0 and getattr(config, "tie_word_embeddings", False):
-        head = sum(p.numel() for p in embedding.parameters())
+        if id(parameter) not in embedding_ids and parameter.dim() > 1 and _is_used(name)
+    ]
+    head = [
+        (parameter.numel(), parameter.requires_grad)
+        for name, parameter in module.named_parameters()
+        if id(parameter) not in body_ids and parameter.dim() > 1 and _is_used(name)
+    ]
+    if not head and getattr(config, "tie_word_embeddings", False):
+        head = [(embedding.weight.numel(), embedding.weight.requires_grad)]
     heads = config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return FlopsEstimate(int(blocks), head, config.num_hidden_layers * heads * size)
+    return FlopsEstimate(
+        block_weights=int(sum(count for count, _ in blocks)),
+        head_weights=sum(count for count, _ in head),
+        attention_width=config.num_hidden_layers * heads * size,
+        frozen_block_weights=int(sum(count for count, trained in blocks if not trained)),
+        frozen_head_weights=sum(count for count, trained in head if not trained),
+    )
+
+
+def _is_used(name: str) -> bool:
+    """Not a layer that a trained copy stands in for (LoRA's modules_to_save)."""
+    return ".original_module." not in name
 
 
 def _active(name: str, config: PreTrainedConfig) -> float:
@@ -96,3 +138,19 @@ def peak_flops(device: torch.device | str) -> float | None:
         return None
     words = torch.cuda.get_device_name(device).replace("-", " ").split()
     return next((PEAK_FLOPS[word] for word in words if word in PEAK_FLOPS), None)
+
+
+@cache
+def reachable_flops(device: torch.device) -> float:
+    """`peak_flops`, or where that is not known what a plain matrix product reaches on the device."""
+    known = peak_flops(device)
+    if known is not None:
+        return known
+    size = 1024
+    left, right = (torch.randn(size, size, device=device) for _ in range(2))
+    seconds = []
+    for _ in range(4):
+        start = time.perf_counter()
+        (left @ right)[0, 0].item()
+        seconds.append(time.perf_counter() - start)
+    return 2.0 * size**3 / min(seconds)

@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 
 from podium.engines.train.logprobs import chunked_log_probs
 from podium.engines.train.packing import Pack
-from podium.models.load import backbone, logit_transform, output_head
+from podium.models.load import backbone, logit_transform
+from podium.models.lora import head_parameters
 from podium.models.value import ValueModel
 
 
@@ -19,6 +20,7 @@ class PackedModel(nn.Module):
     def __init__(self, model: PreTrainedModel | ValueModel) -> None:
         super().__init__()
         self.model = model
+        self.training = model.training  # else the first call to train() would find nothing to do
 
     def forward(
         self,
@@ -30,8 +32,11 @@ class PackedModel(nn.Module):
         with_sum_pi_squared: bool = False,
     ) -> dict[str, Tensor]:
         """`values` of a value model, else `log_probs`, `entropy`, `sum_pi_squared`: [rows, R]. Or `hidden` [N, H]."""
-        hidden = backbone(self.model)(
-            input_ids=pack.input_ids,
+        body, tokens = backbone(self.model), {"input_ids": pack.input_ids}
+        if pack.images is not None:
+            tokens = {"inputs_embeds": pack.images.embed(body, self.model.config, pack.input_ids)}
+        hidden = body(
+            **tokens,
             position_ids=pack.position_ids,
             attention_plan=pack.attention,
             use_cache=False,
@@ -41,11 +46,11 @@ class PackedModel(nn.Module):
             return {"hidden": hidden}
         if isinstance(self.model, ValueModel):
             return {"values": pack.spread(self.model.value_head(hidden).squeeze(-1).float())}
-        head = output_head(self.model)
+        weight, bias = head_parameters(self.model.get_output_embeddings())
         outputs = chunked_log_probs(
             hidden,
-            head.weight,
-            head.bias,
+            weight,
+            bias,
             pack.labels,
             temperature,
             with_entropy=with_entropy,

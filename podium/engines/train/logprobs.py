@@ -8,12 +8,15 @@ bfloat16. With z = transform(h·Wᵀ + b) / temperature and p = softmax(z):
     entropy    H = −Σ p log p          ∂H/∂z_j = −p_j (log p_j + H)
     Σπ²        S = Σ p²                ∂S/∂z_j = 2 p_j (p_j − S)
 
-The sampler's filters (top-p, top-k, min-p) are not applied here.
+On a GPU with Triton the arithmetic beside the matrix products is fused (fused_head.py). The sampler's filters (top-p,
+top-k, min-p) are not applied here.
 """
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -22,6 +25,8 @@ from torch import Tensor
 from podium.models.load import LogitTransform
 
 CHUNK_TOKENS = 1024
+FUSED_CHUNK_TOKENS = 2048
+"""Larger where no float32 logits exist: each chunk adds its part to the whole gradient of the weight."""
 
 
 @dataclass(frozen=True)
@@ -40,20 +45,31 @@ def chunked_log_probs(
     labels: Tensor,  # [T]
     temperature: float,
     *,
-    chunk: int = CHUNK_TOKENS,
+    chunk: int | None = None,
     with_entropy: bool = False,
     with_sum_pi_squared: bool = False,
     transform: LogitTransform | None = None,
 ) -> HeadOutputs:
     """What the head says about `labels`, with gradients to hidden, weight and bias."""
-    head = _Head(temperature, transform or LogitTransform(), chunk, with_entropy, with_sum_pi_squared)
+    transform = transform or LogitTransform()
+    fused = hidden.is_cuda and hidden.dtype != torch.float64 and transform.softcap is None and _has_triton()
+    chunk = chunk or (FUSED_CHUNK_TOKENS if fused else CHUNK_TOKENS)
+    head = (_FusedHead if fused else _Head)(temperature, transform, chunk, with_entropy, with_sum_pi_squared)
     log_probs, entropy, squares = _ChunkedHead.apply(hidden, weight, bias, labels, head)
     return HeadOutputs(log_probs, entropy if with_entropy else None, squares if with_sum_pi_squared else None)
 
 
+Columns = tuple[Tensor, Tensor, Tensor, Tensor]
+"""lse, log-prob, entropy, Σπ² of a chunk."""
+Kept = tuple[Tensor, Tensor, Tensor]
+"""lse, entropy, Σπ²."""
+Grads = tuple[Tensor | None, Tensor | None, Tensor | None]
+"""Of log-prob, entropy, Σπ²."""
+
+
 @dataclass(frozen=True)
 class _Head:
-    """The head's settings, and the two things done to a chunk: logits, and the way back through them."""
+    """The head's settings, and what is done to a chunk: logits, their statistics, and the way back through them."""
 
     temperature: float
     transform: LogitTransform
@@ -68,13 +84,49 @@ class _Head:
         z = self.transform(z)
         return z if self.temperature == 1.0 else z.div_(self.temperature)
 
-    def into_raw_(self, grad: Tensor, z: Tensor) -> Tensor:
-        """Turn ∂/∂z into ∂/∂(h·Wᵀ + b), in place; `z` is what `logits` gave."""
+    def statistics(self, z: Tensor, labels: Tensor, out: Columns) -> None:
+        """Fill lse, log-prob, and what is asked of entropy and Σπ²; `z` is used up."""
+        lse, log_probs, entropy, squares = out
+        lse.copy_(torch.logsumexp(z, -1))
+        log_probs.copy_(z.gather(-1, labels[:, None]).squeeze(-1) - lse)
+        if self.with_entropy or self.with_sum_pi_squared:
+            log_p = z.sub_(lse[:, None])
+            p = log_p.exp()
+            if self.with_sum_pi_squared:
+                squares.copy_(p.square().sum(-1))
+            if self.with_entropy:
+                entropy.copy_(-p.mul_(log_p).sum(-1))
+
+    def gradients(self, z: Tensor, labels: Tensor, kept: Kept, grads: Grads) -> Tensor:
+        """∂/∂(h·Wᵀ + b) of one chunk, [chunk, V]; `z` is used up."""
+        grad = _grad_logits(z, labels, *kept, *grads)
         cap = self.transform.softcap
         if cap is not None:  # z·temperature = cap·tanh(x/cap), whose slope is 1 − tanh²
             grad.mul_(1.0 - (z * (self.temperature / cap)).square_())
         factor = self.transform.scale / self.temperature
         return grad if factor == 1.0 else grad.mul_(factor)
+
+
+class _FusedHead(_Head):
+    """The same with one kernel each way; z is the product as it is, temperature and scale are in the kernels."""
+
+    def logits(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return torch.nn.functional.linear(hidden, weight, bias)
+
+    def statistics(self, z: Tensor, labels: Tensor, out: Columns) -> None:
+        from podium.engines.train.fused_head import head_statistics
+
+        head_statistics(z, labels, self.transform.scale / self.temperature, out)
+
+    def gradients(self, z: Tensor, labels: Tensor, kept: Kept, grads: Grads) -> Tensor:
+        from podium.engines.train.fused_head import logit_gradients_
+
+        return logit_gradients_(z, labels, self.transform.scale / self.temperature, kept, grads)
+
+
+@cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 class _ChunkedHead(torch.autograd.Function):
@@ -88,16 +140,7 @@ class _ChunkedHead(torch.autograd.Function):
         start = 0
         for h, y in zip(hidden.split(head.chunk), labels.split(head.chunk), strict=True):
             at = slice(start, start := start + len(y))
-            z = head.logits(h, weight, bias)
-            lse[at] = torch.logsumexp(z, -1)
-            log_probs[at] = z.gather(-1, y[:, None]).squeeze(-1) - lse[at]
-            if head.with_entropy or head.with_sum_pi_squared:
-                log_p = z.sub_(lse[at, None])
-                p = log_p.exp()
-                if head.with_sum_pi_squared:
-                    squares[at] = p.square().sum(-1)
-                if head.with_entropy:
-                    entropy[at] = -p.mul_(log_p).sum(-1)
+            head.statistics(head.logits(h, weight, bias), y, (lse[at], log_probs[at], entropy[at], squares[at]))
         ctx.set_materialize_grads(False)
         ctx.head = head
         ctx.save_for_backward(hidden, weight, bias, labels, lse, entropy, squares)
@@ -117,12 +160,10 @@ class _ChunkedHead(torch.autograd.Function):
         for start in range(0, hidden.shape[0], head.chunk):
             at = slice(start, start + head.chunk)
             h = hidden[at]
+            kept = (lse[at], entropy[at], squares[at])
+            first, second, third = (g if g is None else g[at] for g in (grad_log_probs, grad_entropy, grad_squares))
             z = head.logits(h, weight, bias)
-            grad = _grad_logits(
-                z, labels[at], lse[at], entropy[at], squares[at],
-                *(g if g is None else g[at] for g in (grad_log_probs, grad_entropy, grad_squares)),
-            )  # fmt: skip
-            raw = head.into_raw_(grad, z).to(hidden.dtype)
+            raw = head.gradients(z, labels[at], kept, (first, second, third)).to(hidden.dtype)
             if grad_hidden is not None:
                 torch.mm(raw, weight, out=grad_hidden[at])
             if grad_weight is not None:

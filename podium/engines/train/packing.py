@@ -15,6 +15,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from podium.engines.train.images import PackedImages, pack_images
 from podium.models.attention import AttentionPlan, PackedAttention
 
 
@@ -27,6 +28,7 @@ class Pack:
     labels: Tensor  # [N] that response token
     slots: Tensor  # [N] its place in the flattened [rows, R] grid
     shape: tuple[int, int]  # rows, R
+    images: PackedImages | None = None
 
     def spread(self, per_token: Tensor) -> Tensor:
         """[N] -> [rows, R], zero where there is no token; differentiable."""
@@ -34,14 +36,15 @@ class Pack:
         width = max(self.shape[1], 1)
         return grid.index_put((self.slots // width, self.slots % width), per_token)  # no view: FSDP hooks the result
 
-    def mean_per_row(self, per_token: Tensor, weights: Tensor) -> Tensor:
-        """[N, H] -> [rows, H]: the mean of a row's tokens by `weights` [rows, R]; zero for a row without weight."""
+    def sum_per_row(self, per_token: Tensor, weights: Tensor) -> Tensor:
+        """[N, H] -> [rows, H]: a row's tokens, weighted by their share of the row's `weights` [rows, R]; zero for a row
+        without weight. Parts of a pack add up to the mean over the whole."""
         rows, width = self.shape
-        at = weights.reshape(-1)[self.slots].to(per_token.dtype)
+        weights = weights.to(per_token.dtype)
+        share = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
         sums = per_token.new_zeros(rows, per_token.shape[1])
-        sums.index_add_(0, self.slots // max(width, 1), per_token * at[:, None])
-        total = per_token.new_zeros(rows).index_add_(0, self.slots // max(width, 1), at)
-        return sums / total.clamp(min=torch.finfo(total.dtype).tiny)[:, None]
+        at = share.reshape(-1)[self.slots]
+        return sums.index_add_(0, self.slots // max(width, 1), per_token * at[:, None])
 
 
 def row_lengths(rows: TensorDict) -> list[int]:
@@ -62,6 +65,8 @@ def prompt_numbers(rows: TensorDict) -> tuple[Tensor, Tensor]:
     width = rows["attention_mask"].shape[1] - rows["responses"].shape[1]
     mask = rows["attention_mask"][:, :width].bool()
     ids = torch.where(mask, rows["input_ids"][:, :width], -1)
+    if "image_key" in rows.keys():  # noqa: SIM118  (a TensorDict iterates over its rows)
+        ids = torch.cat([ids, rows["image_key"][:, None]], dim=1)  # equal words about another picture
     return torch.unique(ids, dim=0, return_inverse=True)[1], mask.sum(-1)
 
 
@@ -101,7 +106,9 @@ def plain_pack(rows: TensorDict, device: torch.device, own_hidden: bool) -> Pack
     tensors = (ids[fed][None], index[fed][None], place[speaks], ids[:, first:][speaks], slots[speaks])
     input_ids, position_ids, sources, labels, slots = (x.to(device, non_blocking=True) for x in tensors)
     attention = PackedAttention(fed_lengths, device)
-    return Pack(input_ids, position_ids, attention, sources, labels, slots, (len(order), width))
+    prompt_lengths = torch.minimum(mask[:, :first].sum(-1), lengths)
+    images = pack_images(rows, order, starts, prompt_lengths, sum(fed_lengths), device)
+    return Pack(input_ids, position_ids, attention, sources, labels, slots, (len(order), width), images)
 
 
 def empty_pack(device: torch.device, shape: tuple[int, int] = (0, 0)) -> Pack:

@@ -3,9 +3,11 @@
     several ranks                 float32 shards, gathered block by block in the compute type
     one device, float32           the module's own parameters
     one device, bfloat16          bfloat16 parameters and float32 masters (masters.py)
-    an engine that only scores    parameters in the compute type, without gradients
+    frozen beside adapters        parameters in the compute type (on several ranks: shards of them)
+    an engine that only scores    the same, and nothing else
 
-It takes a module with its parameters loaded, the same on every rank. It does not compute.
+It takes a module with its parameters loaded, the same on every rank, or still without values and with the files they
+are in (models/streamed.py). It does not compute.
 """
 
 from __future__ import annotations
@@ -18,9 +20,12 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from podium.config.schema import FSDPConfig
+from podium.engines.train.blocks import compile_blocks
 from podium.engines.train.forward import PackedModel
 from podium.engines.train.masters import MasterWeights, cast_parameters
 from podium.engines.train.sharding import Ranks, full_tensor, make_mesh, shard
+from podium.models.lora import has_adapters, merged_tensors
+from podium.models.streamed import fill, parameter_names, weight_files
 from podium.models.value import ValueModel
 
 
@@ -36,28 +41,40 @@ class PlacedModel:
         self.module, self.device = module, ranks.device
         self.root = PackedModel(module)
         self.sharded = ranks.size > 1
+        self.adapted = has_adapters(module)
         self.masters: MasterWeights | None = None
         if not trainable:
             module.requires_grad_(False)
-            cast_parameters(module, dtype)
+        cast_parameters((p for p in module.parameters() if not p.requires_grad), dtype)
+        if fsdp.use_torch_compile:
+            compile_blocks(module)
         if self.sharded:
             mesh = make_mesh(self.device, ranks.size, fsdp.fsdp_size)
-            shard(self.root, module, mesh, dtype, fsdp.reshard_after_forward)
+            shard(self.root, module, mesh, dtype, fsdp.reshard_after_forward, fsdp.forward_prefetch)
             return
+        if (files := weight_files(module)) is not None:
+            fill(module, parameter_names(module), files, self.device)
         self.root.to(self.device)
         if trainable and dtype != torch.float32:
             self.masters = MasterWeights(module, dtype)
 
     def named_weights(self) -> dict[str, Tensor]:
-        """What an optimizer moves, by Hugging Face name: masters where there are any, else the parameters."""
-        return dict(self.masters.masters if self.masters else self.module.named_parameters())
+        """Every weight by its name in the module: the master where there is one, else the parameter."""
+        return dict(self.module.named_parameters()) | (self.masters.masters if self.masters else {})
+
+    def trained_weights(self) -> dict[str, Tensor]:
+        """What an optimizer moves."""
+        return {name: tensor for name, tensor in self.named_weights().items() if tensor.requires_grad}
+
+    def saved_weights(self) -> dict[str, Tensor]:
+        """What a checkpoint holds: all weights, or those trained beside a frozen model, which is on disk already."""
+        return self.trained_weights() if self.adapted else self.named_weights()
 
     def stream(self, dtype: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
         """Every weight in full, and the buffers a checkpoint keeps; one at a time, tied ones once, collective."""
         kept = self.module.state_dict().keys()
         buffers = {name: buffer for name, buffer in self.module.named_buffers() if name in kept}
-        for name, tensor in (self.named_weights() | buffers).items():
-            yield name, full_tensor(tensor.detach().to(dtype or tensor.dtype))
+        yield from merged_tensors(self.module, self.named_weights() | buffers, full_tensor, dtype)
 
     def reshard(self) -> None:
         """Bring every parameter back to its shard: after a forward pass the root's are still whole, and not those that

@@ -6,6 +6,8 @@ same on every rank when `shard` is called. A lone process needs none of this and
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -13,8 +15,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from podium.errors import ConfigError, ModelError
-from podium.models.load import backbone
+from podium.engines.train.blocks import decoder_blocks
+from podium.errors import ConfigError
+from podium.models.streamed import fill, parameter_names, weight_files
 
 
 class Ranks:
@@ -51,25 +54,30 @@ def make_mesh(device: torch.device, num_ranks: int, fsdp_size: int) -> DeviceMes
     return init_device_mesh(device.type, (num_ranks // size, size), mesh_dim_names=("replicate", "shard"))
 
 
-def shard(root: nn.Module, model: nn.Module, mesh: DeviceMesh, dtype: torch.dtype, reshard: bool) -> FSDPModule:
-    """Shard `root` (which holds `model`) in place; float32 parameters compute in `dtype`, gradients add in float32."""
+def shard(
+    root: nn.Module, model: nn.Module, mesh: DeviceMesh, dtype: torch.dtype, reshard: bool, prefetch: bool = False
+) -> FSDPModule:
+    """Shard `root` (which holds `model`) in place; float32 parameters compute in `dtype`, gradients add in float32.
+
+    `prefetch`: while a block computes, the next one's parameters are gathered, asked for before it starts. A model
+    without values gets them here, a block at a time, so that no rank ever holds all of it.
+    """
+    files, names, device = weight_files(model), parameter_names(model), torch.device(mesh.device_type)
     policy = MixedPrecisionPolicy()
-    if dtype != next(model.parameters()).dtype:
+    if any(parameter.dtype != dtype for parameter in model.parameters()):
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    blocks = []
     for block in decoder_blocks(model):
-        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+        if files is not None:
+            fill(block, names, files, device)
+        blocks.append(fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard))
+    if files is not None:
+        fill(root, names, files, device)
+    if prefetch:
+        for earlier, later in pairwise(blocks):
+            earlier.set_modules_to_forward_prefetch([later])
+            later.set_modules_to_backward_prefetch([earlier])
     return fully_shard(root, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
-
-
-def decoder_blocks(model: nn.Module) -> list[nn.Module]:
-    body = backbone(model)
-    names = set(getattr(body, "_no_split_modules", None) or ())
-    blocks = [part for part in body.modules() if type(part).__name__ in names]
-    if not blocks:
-        raise ModelError(
-            f"{type(body).__name__} does not name its decoder blocks (_no_split_modules); cannot shard it."
-        )
-    return blocks
 
 
 def full_tensor(tensor: Tensor) -> Tensor:

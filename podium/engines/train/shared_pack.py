@@ -10,6 +10,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from podium.engines.train.images import pack_images
 from podium.engines.train.packing import Pack, prompt_numbers
 from podium.models.shared_prompt import SharedPromptAttention
 
@@ -64,7 +65,8 @@ def shared_pack(rows: TensorDict, device: torch.device, own_hidden: bool) -> Pac
     input_ids, position_ids, sources, labels, slots = (x.to(device, non_blocking=True) for x in tensors)
     tails = [(n, t) for n, t in zip(number[order].tolist(), tail_length[order].tolist(), strict=True) if t > 0]
     attention = SharedPromptAttention(prompt_length[example].tolist(), tails, device)
-    return Pack(input_ids, position_ids, attention, sources, labels, slots, (len(rows), width))
+    images = pack_images(rows, example, prompt_starts, prompt_length[example], input_ids.shape[1], device)
+    return Pack(input_ids, position_ids, attention, sources, labels, slots, (len(rows), width), images)
 
 
 def _is_regular(prompt_mask: Tensor, response_mask: Tensor) -> bool:

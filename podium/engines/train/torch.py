@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -22,15 +22,20 @@ from podium.algorithms.masking import last_token_mask
 from podium.config.schema import FSDPConfig, OptimConfig
 from podium.engines.train import state
 from podium.engines.train.base import LossFn, ModelOutputs
+from podium.engines.train.blocks import activations_on_host
 from podium.engines.train.flops import estimate_flops
+from podium.engines.train.images import with_images
+from podium.engines.train.meter import UpdateMeter, work_of
 from podium.engines.train.micro_batches import MicroBatchLimits, cut_into_micro_batches, stretch_to
 from podium.engines.train.optim import check_schedule, lr_factor, make_optimizer, set_lr
-from podium.engines.train.packing import empty_pack, pack, response_tokens
+from podium.engines.train.packing import Pack, empty_pack, pack, response_tokens
 from podium.engines.train.placement import PlacedModel, move_optimizer_state
+from podium.engines.train.sequence_parallel import SequenceParallel
 from podium.engines.train.sharding import Ranks, full_tensor, local_part
-from podium.engines.train.units import make_units, rows_of
+from podium.engines.train.units import Unit, make_units, rows_of
 from podium.errors import CheckpointError
 from podium.metric import Metric, Metrics, merge_metrics
+from podium.models.lora import adapter_tensors, adapters_off
 from podium.models.value import ValueModel
 from podium.protocol import DataProto
 
@@ -67,19 +72,21 @@ class TorchEngine:
         self.optim, self.total_steps, self.grad_clip = optim, total_steps, grad_clip
         self.fsdp = fsdp or FSDPConfig()
         self.values_after = values_after
-        self.limits = MicroBatchLimits(max_tokens_per_micro_batch, micro_batch_size_per_gpu)
         self.flops = estimate_flops(module)
         self.ranks = Ranks(self.device)
+        self.sequence = SequenceParallel(self.fsdp.ulysses_sequence_parallel_size, self.ranks, module.config)
+        # the ranks that share sequences fill their budgets together
+        max_tokens, max_rows = max_tokens_per_micro_batch * self.sequence.size, micro_batch_size_per_gpu
+        self.limits = MicroBatchLimits(max_tokens, max_rows and max_rows * self.sequence.size)
         self.placed = PlacedModel(module, self.ranks, self.fsdp, dtype, trainable=optim is not None)
-        self.sharded = self.placed.sharded
+        self.sharded, self.adapted = self.placed.sharded, self.placed.adapted
         self.root = self.placed.root
         self.step_count = 0
         self._offloaded = False
         self.optimizer: torch.optim.Optimizer | None = None
         if optim is not None:
             check_schedule(optim, total_steps)
-            trained = [tensor for tensor in self.placed.named_weights().values() if tensor.requires_grad]
-            self.optimizer = make_optimizer(trained, optim)
+            self.optimizer = make_optimizer(self.placed.trained_weights().values(), optim)
 
     # ---- scoring
 
@@ -92,21 +99,23 @@ class TorchEngine:
         names |= {"entropy": "entropys"} if with_entropy else {}
         names |= {"sum_pi_squared": "sum_pi_squared"} if with_sum_pi_squared else {}
         options = {"with_entropy": with_entropy, "with_sum_pi_squared": with_sum_pi_squared}
-        rows = _rows(batch)
+        mine = _rows(batch)
+        rows, own = self.sequence.gather(mine)
         results = {ours: _grid(rows) for ours in names.values()}
         for index, outputs in self._score(rows, temperature=temperature, **options):
             for name, ours in names.items():
                 results[ours][index] = outputs[name].to(results[ours])
-        return results
+        return {name: grid[own, : mine["responses"].shape[1]] for name, grid in results.items()}
 
     def values(self, batch: DataProto) -> Tensor:
         """The value before each response token is written (or with it: `values_after`), [B, R] float32."""
         assert isinstance(self.module, ValueModel), "only a value model has values"
-        rows = _rows(batch)
+        mine = _rows(batch)
+        rows, own = self.sequence.gather(mine)
         values = _grid(rows)
         for index, outputs in self._score(rows):
             values[index] = outputs["values"].to(values)
-        return values
+        return values[own, : mine["responses"].shape[1]]
 
     def scores(self, batch: DataProto) -> Tensor:
         """A reward model's score of each row: the value at its last token, [B] float32; 0 without a response."""
@@ -117,28 +126,35 @@ class TorchEngine:
     @torch.no_grad()
     def mean_hidden(self, batch: DataProto) -> Tensor:
         """The mean of the last hidden states over the tokens the model wrote, [B, H] float32."""
-        rows = _rows(batch)
+        rows, own = self.sequence.gather(_rows(batch))
         size = self.module.config.get_text_config().hidden_size
         means = torch.zeros(len(rows), size, device=rows.device)
         self._ready(train=False)
         for index in self._micro_batches(rows):
             part = rows[index]
-            packed = pack(part, self.device, own_hidden=True) if len(index) else empty_pack(self.device)
+            packed = self.sequence.split(self._pack(part, own_hidden=True))
             hidden = self.root(packed, hidden_only=True)["hidden"].float()
+            sums = packed.sum_per_row(hidden, part["response_mask"].to(self.device))
             if len(index):
-                means[index] = packed.mean_per_row(hidden, part["response_mask"].to(self.device)).to(means)
-        return means
+                means[index] = self.sequence.add_up({"sums": sums})["sums"].to(means)
+        return means[own]
 
     @torch.no_grad()
     def _score(self, rows: TensorDict, **options: float) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
         """The model's outputs micro-batch by micro-batch, with the rows they belong to."""
         self._ready(train=False)
         for index in self._micro_batches(rows):
-            part = rows[index]
-            packed = pack(part, self.device, own_hidden=self.values_after) if len(index) else empty_pack(self.device)
-            outputs = self.root(packed, **options)
+            outputs = self._run(rows[index], options)
             if len(index):
                 yield index, outputs
+
+    def _run(self, part: TensorDict, options: dict[str, float]) -> dict[str, Tensor]:
+        """The model's outputs for a micro-batch, [rows, R] each; one without rows still joins the collectives."""
+        packed = self.sequence.split(self._pack(part, own_hidden=self.values_after))
+        return self.sequence.add_up(self.root(packed, **options))
+
+    def _pack(self, part: TensorDict, own_hidden: bool) -> Pack:
+        return pack(part, self.device, own_hidden=own_hidden) if len(part) else empty_pack(self.device)
 
     # ---- updating
 
@@ -155,35 +171,38 @@ class TorchEngine:
         """One optimizer step over all rows of all ranks. `count`: this rank's share of what the loss is divided by."""
         assert self.optimizer is not None and self.optim is not None, "this engine was made without an optimizer"
         options: dict[str, float] = {"temperature": temperature, "with_sum_pi_squared": with_sum_pi_squared}
-        rows = _rows(batch)
+        meter = UpdateMeter(self.flops, self.device)
+        rows, _ = self.sequence.gather(_rows(batch))
         total = self.ranks.sum(count)
         self._ready(train=True)
         self.optimizer.zero_grad(set_to_none=True)
-        parts = self._micro_batches(rows)
+        units = make_units(rows, self.limits, self.flops.cost)
+        parts = self._micro_batches(rows, units)
         collected: list[Metrics] = []
-        bad_loss: str | None = None
+        losses: list[Tensor] = []
         for number, index in enumerate(parts):
             self.placed.sync_replicas(last=number == len(parts) - 1)
             loss, metrics = self._loss(rows, index, loss_fn, options | {"with_entropy": with_entropy})
-            collected.append(metrics)
+            collected.append(metrics if self.sequence.speaks else {})
             # FSDP averages gradients over ranks; the loss is a sum over all of them
             (loss * (self.ranks.size / total if total > 0 else 0.0)).backward()
-            if bad_loss is None and not math.isfinite(loss.item()):
-                bad_loss = f"the loss of micro-batch {number + 1} of {len(parts)}"
+            losses.append(loss.detach())  # looked at in the end: the device goes on while the next pack is made
+        bad_loss = _first_bad_loss(losses)
         lr = self.optim.lr * lr_factor(self.optim, self.step_count, self.total_steps)
         report = self._step(lr, bad_loss, nothing=total <= 0)
         self.root.eval()  # a rollout engine may run this very module next
-        return merge_metrics(collected) | report
+        speed = meter.metrics(work_of(rows, units, self.flops), share=1 / self.sequence.size)
+        return merge_metrics(collected) | report | speed
 
     def _loss(
         self, rows: TensorDict, index: Tensor, loss_fn: LossFn, options: dict[str, float]
     ) -> tuple[Tensor, Metrics]:
-        if len(index) == 0:  # join the collectives, add nothing
-            outputs = self.root(empty_pack(self.device), **options)
-            return torch.stack([out.sum() for out in outputs.values()]).sum() * 0.0, {}
         part = rows[index]
-        outputs = self.root(pack(part, self.device, own_hidden=self.values_after), **options)
-        loss, metrics = loss_fn(ModelOutputs(**outputs), part.to(self.device))
+        with activations_on_host(self.device) if self.fsdp.activation_offload else nullcontext():
+            outputs = self._run(part, options)
+        if len(index) == 0:  # add nothing
+            return torch.stack([out.sum() for out in outputs.values()]).sum() * 0.0, {}
+        loss, metrics = loss_fn(ModelOutputs(**outputs), part.to(self.device, non_blocking=True))
         if not loss.requires_grad:  # nothing of this micro-batch counts, but the backward pass is collective
             loss = loss + torch.stack([out.sum() for out in outputs.values()]).sum() * 0.0
         return loss, metrics
@@ -191,7 +210,7 @@ class TorchEngine:
     def _step(self, lr: float, bad_loss: str | None, nothing: bool) -> Metrics:
         """Clip and step, or skip; all ranks take the same way."""
         assert self.optimizer is not None
-        named = self.placed.named_weights()
+        named = self.placed.trained_weights()
         grads = [t.grad for t in named.values() if t.grad is not None]
         norm = float(full_tensor(torch.nn.utils.get_total_norm(grads)).item()) if grads else 0.0
         skip = self.ranks.max(float(bad_loss is not None or not math.isfinite(norm))) > 0
@@ -212,9 +231,9 @@ class TorchEngine:
         skipped = float(skip and self.ranks.rank == 0)
         return {"grad_norm": Metric.last(norm), "lr": Metric.last(lr), "skipped_updates": Metric.sum(skipped)}
 
-    def _micro_batches(self, rows: TensorDict) -> list[Tensor]:
+    def _micro_batches(self, rows: TensorDict, units: list[Unit] | None = None) -> list[Tensor]:
         """Row numbers of each micro-batch; as many on every rank, some perhaps empty."""
-        units = make_units(rows, self.limits, self.flops.cost)
+        units = make_units(rows, self.limits, self.flops.cost) if units is None else units
         lengths, costs = [unit.tokens for unit in units], [unit.cost for unit in units]
         parts = cut_into_micro_batches(lengths, self.limits, costs)
         rounds = int(self.ranks.max(len(parts)))
@@ -231,9 +250,15 @@ class TorchEngine:
     # ---- weights and state
 
     def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Full tensors under their Hugging Face names, one at a time, tied ones once; all ranks iterate."""
+        """Full tensors under their Hugging Face names, adapters merged, one at a time, tied ones once; all ranks
+        iterate."""
         self._ready(train=False)
         yield from self.placed.stream(dtype)
+
+    def adapter(self) -> Iterator[tuple[str, Tensor]]:
+        """The adapter alone, named as peft does; nothing without one. All ranks iterate."""
+        self._ready(train=False)
+        yield from adapter_tensors(self.placed.named_weights(), full_tensor)
 
     def state_tensors(self) -> dict[str, Tensor]:
         """What a checkpoint holds: model, optimizer and step count, the live tensors themselves."""
@@ -241,7 +266,7 @@ class TorchEngine:
         self.placed.reshard()
         tensors = self._model_state()
         if self.optimizer is not None:
-            tensors |= state.optimizer_tensors(self.optimizer, self.placed.named_weights())
+            tensors |= state.optimizer_tensors(self.optimizer, self.placed.trained_weights())
         return tensors
 
     def save(self, folder: Path) -> None:
@@ -257,19 +282,19 @@ class TorchEngine:
         if missing := state.missing_model_tensors(set(tensors), saved):
             raise CheckpointError(
                 f"The checkpoint {folder} lacks {len(missing)} tensors of this model, the first is {missing[0]!r}. "
-                "It was written for another model."
+                "It was written for another model, or with other LoRA settings."
             )
         if self.optimizer is not None:
             self.optimizer.state.clear()
             if any(name.startswith(state.OPTIMIZER) for name in saved):
                 state.create_optimizer_state(self.optimizer)
-            tensors |= state.optimizer_tensors(self.optimizer, self.placed.named_weights())
+            tensors |= state.optimizer_tensors(self.optimizer, self.placed.trained_weights())
         state.load_state(folder, {name: tensor for name, tensor in tensors.items() if name in saved}, self.sharded)
         self.step_count = int(tensors[state.STEP_COUNT].item())
         self.placed.weights_changed()
 
     def _model_state(self) -> dict[str, Tensor]:
-        named = {f"{state.MODEL}{name}": tensor.detach() for name, tensor in self.placed.named_weights().items()}
+        named = {f"{state.MODEL}{name}": tensor.detach() for name, tensor in self.placed.saved_weights().items()}
         return named | {state.STEP_COUNT: torch.tensor(self.step_count)}
 
     # ---- memory
@@ -296,19 +321,25 @@ class TorchEngine:
     @contextmanager
     def reference(self) -> Iterator[None]:
         """Inside, the engine computes with the weights the run began from; without adapters these are its own."""
-        yield
+        with adapters_off(self.module):
+            yield
 
 
 def _rows(batch: DataProto) -> TensorDict:
     """The tensor columns; a batch without any has no rows."""
     if batch.batch is not None:
-        return batch.batch
+        return with_images(batch.batch, batch)
     nothing = torch.zeros(0, 0, dtype=torch.long)
     return TensorDict(dict.fromkeys(COLUMNS, nothing), batch_size=[0])
 
 
 def _grid(rows: TensorDict) -> Tensor:
     return torch.zeros(rows["responses"].shape, dtype=torch.float32, device=rows["responses"].device)
+
+
+def _first_bad_loss(losses: list[Tensor]) -> str | None:
+    finite = torch.stack(losses).isfinite().tolist() if losses else []
+    return f"the loss of micro-batch {finite.index(False) + 1} of {len(finite)}" if False in finite else None
 
 
 def _first_bad_gradient(named: dict[str, Tensor]) -> str | None:

@@ -9,8 +9,10 @@ import pytest
 
 from podium.cli.main import main
 from podium.config.schema import DataConfig
+from podium.config.schema_sft import ResponseDataConfig
 from podium.data.dataset import RLHFDataset
 from podium.data.importers import import_rows
+from podium.data.responses import PairRows
 from podium.errors import ConfigError, DataError
 from podium.rewards.registry import default_compute_score
 
@@ -68,3 +70,41 @@ def test_reasoning_gym_makes_rows_and_scores_them(tmp_path, tokenizer):
     assert wrong["score"] < 1.0
     train, val = (list(import_rows("reasoning_gym:leg_counting", [], split, 5)) for split in ("train", "val"))
     assert not {row["prompt"][0]["content"] for row in train} & {row["prompt"][0]["content"] for row in val}
+
+
+def dump(uid, output, score, question="1+2="):
+    return {"input": f"<|im_start|>user\n{question}", "output": output, "score": score, "uid": uid, "step": 0}
+
+
+def test_better_and_worse_samples_of_a_prompt_become_pairs(tmp_path, tokenizer, capsys):
+    samples = [
+        dump("a", "3", 1.0),
+        dump("a", "4", 0.0),
+        dump("a", "4", 0.0),
+        dump("a", "12", 0.0),
+        dump("a", "5", None),
+    ]
+    samples += [dump("b", "3", 1.0), dump("b", "03", 1.0), dump("c", "7", 0.0)]
+    (tmp_path / "0.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+    out = tmp_path / "pairs.parquet"
+    assert main(["data", "pairs", str(tmp_path / "0.jsonl"), "--out", str(out)]) == 0
+    assert "2 rows written" in capsys.readouterr().out, "no pair of equal scores, of one sample, of an unscored one"
+    rows = PairRows([str(out)], tokenizer, ResponseDataConfig(), "train")
+    pairs = [rows.pair(number) for number in range(2)]
+    decoded = {(tokenizer.decode(p.chosen.response), tokenizer.decode(p.rejected.response)) for p in pairs}
+    assert decoded == {("3<|im_end|>", "12<|im_end|>"), ("3<|im_end|>", "4<|im_end|>")}
+    assert tokenizer.decode(pairs[0].chosen.prompt) == "<|im_start|>user\n1+2=", "no second template around it"
+
+
+def test_dumps_without_what_pairs_need_are_refused(tmp_path):
+    (tmp_path / "0.jsonl").write_text(json.dumps({"input": "a", "output": "b", "uid": "c"}) + "\n")
+    with pytest.raises(DataError, match="row 0: no score"):
+        list(import_rows("pairs", [str(tmp_path / "0.jsonl")], "train"))
+
+
+def test_tools_and_images_of_rows_are_kept(tmp_path):
+    given = {"question": "rain?", "answer": "no", "tools": [{"name": "look"}], "images": [{"path": "a.png"}]}
+    (tmp_path / "a.jsonl").write_text(json.dumps(given) + "\n" + json.dumps(FILES["jsonl"]) + "\n")
+    rows = list(import_rows("jsonl", [str(tmp_path / "a.jsonl")], "train"))
+    assert rows[0]["tools"] == given["tools"] and rows[0]["images"] == given["images"]
+    assert "tools" not in rows[1] and "images" not in rows[1]

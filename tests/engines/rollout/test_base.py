@@ -27,9 +27,9 @@ def test_params_out_of_range_are_refused_by_name(bad: dict[str, Any]) -> None:
         SamplingParams(**({"max_tokens": 4} | bad))
 
 
-def test_only_endings_by_the_model_are_not_truncated() -> None:
-    truncated = {reason for reason in StopReason if reason.is_truncated()}
-    assert truncated == {StopReason.LENGTH, StopReason.ABORTED}
+def test_only_endings_by_the_model_or_its_environment_are_not_truncated() -> None:
+    ended = {reason for reason in StopReason if not reason.is_truncated()}
+    assert ended == {StopReason.EOS, StopReason.STOP, StopReason.ANSWERED, StopReason.DONE}
 
 
 @pytest.mark.parametrize("vocab_size", [2, 100, 151_936])

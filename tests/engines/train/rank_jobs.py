@@ -14,10 +14,14 @@ from tensordict import TensorDict
 from torch import Tensor
 from train_cases import make_batch, make_model, policy_loss, tokens, value_loss
 
-from podium.config.schema import FSDPConfig, OptimConfig
+from podium.config.schema import FSDPConfig, ModelConfig, OptimConfig
 from podium.engines.train.base import ModelOutputs
+from podium.engines.train.sharding import local_part
 from podium.engines.train.torch import TorchEngine
 from podium.metric import Metrics
+from podium.models.load import load_causal_lm
+from podium.models.lora import add_lora
+from podium.models.streamed import WeightFiles
 from podium.models.value import ValueModel
 from podium.protocol import DataProto
 
@@ -140,4 +144,97 @@ SHARDED_FORMS: dict[str, dict[str, object]] = {
     "gradient checkpointing": {"gradient_checkpointing": True},
     "parameters kept together": {"fsdp": FSDPConfig(reshard_after_forward=False)},
     "replicas": {"fsdp": FSDPConfig(fsdp_size=1)},
+    "prefetch": {"fsdp": FSDPConfig(forward_prefetch=True)},
 }
+
+LORA: dict[str, object] = {"lora_rank": 4, "lora_alpha": 8.0}
+
+
+def lora_engine(
+    family: str = "qwen2", lora_seed: int = 0, engine: dict[str, object] | None = None, **settings: object
+) -> TorchEngine:
+    """An engine that trains adapters in the model that `make_model` makes."""
+    module = make_model(family)
+    add_lora(module, ModelConfig(**(LORA | settings)), seed=lora_seed)  # type: ignore[arg-type]
+    chosen = {"optim": OptimConfig(lr=1e-2), "max_tokens_per_micro_batch": 30} | (engine or {})
+    return TorchEngine(module, **chosen)  # type: ignore[arg-type]
+
+
+def train_lora(
+    sizes: list[int], form: dict[str, object], engine: dict[str, object] | None = None
+) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor, tuple[set[torch.dtype], set[torch.dtype]]]:
+    """Two steps: merged weights, the adapter, the reference's log-probs, the types of frozen and trained weights."""
+    trainer = lora_engine(engine={"optim": OptimConfig(lr=1e-3)} | (engine or {}), **form)
+    rows = split(make_batch(8), sizes)
+    for _ in range(2):
+        trainer.update(rows, policy_loss, tokens(rows))
+    with trainer.reference():
+        scores = trainer.log_probs(rows, temperature=1.0)["log_probs"]
+    named = trainer.placed.named_weights().values()
+    types = tuple({t.dtype for t in named if t.requires_grad is trained} for trained in (False, True))
+    return gathered(trainer), {n: t.clone() for n, t in trainer.adapter()}, scores, types  # type: ignore[return-value]
+
+
+def lora_and_save(sizes: list[int], folder: Path) -> dict[str, Tensor]:
+    engine = lora_engine()
+    rows = split(make_batch(8), sizes)
+    for step in range(3):
+        if step == 2:
+            engine.save(folder)
+        engine.update(rows, policy_loss, tokens(rows))
+    return gathered(engine)
+
+
+def lora_from_saved(sizes: list[int], folder: Path) -> dict[str, Tensor]:
+    engine = lora_engine(lora_seed=5)
+    engine.load(folder)
+    rows = split(make_batch(8), sizes)
+    engine.update(rows, policy_loss, tokens(rows))
+    return gathered(engine)
+
+
+def ulysses(sizes: list[int], size: int, shape: dict[str, object], checkpointing: bool) -> dict[str, object]:
+    """Sequences shared by `size` ranks: scores, and loss, gradients (as plain descent) and metrics of an update."""
+    fsdp = FSDPConfig(ulysses_sequence_parallel_size=size)
+    rows = split(make_batch(8), sizes)
+
+    def engine(module: object) -> TorchEngine:
+        descent = OptimConfig(name="SGD", lr=1.0, weight_decay=0.0)
+        return TorchEngine(module, optim=descent, fsdp=fsdp, max_tokens_per_micro_batch=24)  # type: ignore[arg-type]
+
+    policy = engine(make_model("qwen2", gradient_checkpointing=checkpointing, **shape))
+    critic = engine(ValueModel(make_model("qwen2", **shape).base_model))
+    torch.nn.init.ones_(critic.module.value_head.bias)  # type: ignore[union-attr,arg-type]
+    scores = policy.log_probs(rows, temperature=0.8, with_entropy=True)
+    metrics = policy.update(rows, policy_loss, tokens(rows), temperature=0.8)
+    more = critic.update(rows, value_loss, tokens(rows))
+    return {
+        "scores": scores,
+        "values": critic.values(rows),
+        "hidden": policy.mean_hidden(rows),
+        "metrics": metrics | {"vf_loss": more["vf_loss"]} if "vf_loss" in more else metrics,
+        "weights": gathered(policy),
+        "critic": gathered(critic),
+    }
+
+
+def train_streamed(sizes: list[int], folder: Path, lora_rank: int) -> tuple[dict[str, Tensor], int, int]:
+    """One step of a model whose values are read while it is sharded: weights, elements read, elements kept."""
+    held: list[int] = []
+    read = WeightFiles.read
+
+    def counted(files: WeightFiles, name: str) -> Tensor:
+        tensor = read(files, name)
+        held.append(tensor.numel())
+        return tensor
+
+    WeightFiles.read = counted  # type: ignore[method-assign]
+    config = ModelConfig(path=str(folder), lora_rank=lora_rank)
+    module = load_causal_lm(config, empty=True)
+    assert all(parameter.is_meta for parameter in module.parameters())
+    add_lora(module, config)
+    engine = TorchEngine(module, optim=OptimConfig(lr=1e-3))
+    WeightFiles.read = read  # type: ignore[method-assign]
+    rows = split(make_batch(8), sizes)
+    engine.update(rows, policy_loss, tokens(rows))
+    return gathered(engine), sum(held), sum(local_part(p).numel() for p in engine.module.parameters())

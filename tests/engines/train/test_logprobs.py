@@ -130,3 +130,26 @@ def test_logits_of_more_than_one_chunk_never_exist() -> None:
         labels = torch.zeros(tokens, dtype=torch.long)
         chunked_log_probs(hidden, weight, None, labels, 1.0, chunk=chunk, with_entropy=True).log_probs.sum().backward()
     assert 0 < largest <= chunk * vocab
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fused_kernels_equal_the_plain_way(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    tokens, vocab = 300, 9001
+    hidden, weight, bias = (
+        torch.randn(*shape, device="cuda", dtype=dtype).requires_grad_()
+        for shape in ((tokens, 64), (vocab, 64), (vocab,))
+    )
+    labels = torch.randint(0, vocab, (tokens,), device="cuda")
+    options = {"chunk": 128, "with_entropy": True, "with_sum_pi_squared": True, "transform": LogitTransform(scale=0.5)}
+    results = []
+    for fused in (True, False):
+        monkeypatch.setattr("podium.engines.train.logprobs._has_triton", lambda on=fused: on)
+        outputs = all_outputs(chunked_log_probs(hidden, weight, bias, labels, 0.7, **options))  # type: ignore[arg-type]
+        upstream = torch.linspace(-1, 1, outputs.numel(), device="cuda").view_as(outputs)
+        results.append((outputs, *torch.autograd.grad(outputs, [hidden, weight, bias], upstream)))
+    for ours, wanted in zip(*results, strict=True):
+        atol = 1e-4 if dtype == torch.float32 or ours is results[0][0] else 0.02 * float(wanted.abs().max())
+        torch.testing.assert_close(ours, wanted, atol=atol, rtol=1e-3)

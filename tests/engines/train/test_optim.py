@@ -45,3 +45,33 @@ def test_adamw_takes_two_betas() -> None:
     assert (group["lr"], group["betas"], group["weight_decay"], group["fused"]) == (0.5, (0.8, 0.9), 0.2, True)
     with pytest.raises(ConfigError, match="two numbers"):
         make_optimizer([parameter], OptimConfig(betas=[0.9]))
+
+
+def test_any_optimizer_of_torch_is_made_by_its_name() -> None:
+    parameter = torch.zeros(2, 2, requires_grad=True)
+    plain = make_optimizer([parameter], OptimConfig(name="sgd", lr=0.5, kwargs={"momentum": 0.8, "nesterov": True}))
+    assert isinstance(plain, torch.optim.SGD)
+    assert (plain.param_groups[0]["momentum"], plain.param_groups[0]["nesterov"]) == (0.8, True)
+    assert isinstance(make_optimizer([parameter], OptimConfig(name="Adafactor")), torch.optim.Adafactor)
+    assert isinstance(make_optimizer([parameter], OptimConfig(name="Muon")), torch.optim.Muon)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"name": "AdamX"}, "did you mean Adam"),
+        ({"name": "LBFGS"}, "no optimizer of torch"),
+        ({"name": "SGD", "betas": [0.5, 0.6]}, "SGD has no such argument"),
+        ({"name": "SGD", "kwargs": {"speed": 3}}, "unexpected keyword argument 'speed'"),
+        ({"name": "SGD", "kwargs": {"momentum": -1.0}}, "Invalid momentum"),
+    ],
+)
+def test_an_optimizer_that_cannot_be_made_is_refused(settings: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        make_optimizer([torch.zeros(2, requires_grad=True)], OptimConfig(**settings))  # type: ignore[arg-type]
+
+
+def test_an_optimizer_of_torchao_is_made_by_its_name() -> None:
+    torchao = pytest.importorskip("torchao.optim")
+    made = make_optimizer([torch.zeros(2, requires_grad=True)], OptimConfig(name="AdamW8bit"))
+    assert isinstance(made, torchao.AdamW8bit)

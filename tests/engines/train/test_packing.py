@@ -51,7 +51,7 @@ def test_the_mean_per_row_counts_weighted_tokens_only() -> None:
     features = packed.labels.float()[:, None]
     weights = t["response_mask"].clone()
     weights[0] = 0
-    means = packed.mean_per_row(features, weights)[:, 0]
+    means = packed.sum_per_row(features, weights)[:, 0]
     wanted = (t["responses"] * weights).sum(1) / weights.sum(1).clamp(min=1)
     torch.testing.assert_close(means, wanted)
 

@@ -16,8 +16,10 @@ from rank_jobs import (
     train,
     train_and_save,
     train_in_half,
+    train_streamed,
 )
 from torch import Tensor
+from train_cases import make_plain
 
 from podium.config.schema import FSDPConfig
 from podium.engines.train.sharding import make_mesh
@@ -84,3 +86,15 @@ def test_an_fsdp_size_that_does_not_divide_the_ranks_is_refused() -> None:
         make_mesh(torch.device("cpu"), 4, 3)
     with pytest.raises(ConfigError, match="fsdp_size is 8 with 4 ranks"):
         make_mesh(torch.device("cpu"), 4, 8)
+
+
+def test_a_model_without_values_is_read_while_it_is_sharded(tmp_path: Path) -> None:
+    make_plain("llama").save_pretrained(tmp_path / "model")
+    cases = [(train_streamed, ([3, 5], tmp_path / "model", rank)) for rank in (0, 4)]
+    results = run_ranks(many, 2, tmp_path / "ranks", cases)
+    total = sum(parameter.numel() for parameter in make_plain("llama").parameters())
+    for number, lora_rank in enumerate((0, 4)):
+        wanted, _, _ = train_streamed([8], tmp_path / "model", lora_rank)
+        for weights, read, kept in (rank[number] for rank in results):
+            assert_same(weights, wanted)
+            assert read == total and kept < 0.65 * total

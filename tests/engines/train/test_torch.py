@@ -295,6 +295,23 @@ def test_training_goes_on_exactly_after_a_load(tmp_path: Path) -> None:
     assert_same(weights_after(second, batch, steps=2), wanted, atol=0)
 
 
+@pytest.mark.parametrize(
+    "optim",
+    [
+        OptimConfig(name="SGD", lr=1e-2, kwargs={"momentum": 0.9}),
+        OptimConfig(name="Adafactor", lr=1e-2),
+        OptimConfig(name="RMSprop", lr=1e-3),
+    ],
+    ids=lambda optim: optim.name,
+)
+def test_training_goes_on_exactly_after_a_load_with_any_optimizer(optim: OptimConfig, tmp_path: Path) -> None:
+    batch, first, second = make_batch(6), make_engine(optim=optim), make_engine(seed=5, optim=optim)
+    weights_after(first, batch, steps=2)
+    first.save(tmp_path)
+    second.load(tmp_path)
+    assert_same(weights_after(second, batch, steps=2), weights_after(first, batch, steps=2), atol=0)
+
+
 def test_a_checkpoint_from_before_the_first_step_loads(tmp_path: Path) -> None:
     batch = make_batch(6)
     make_engine().save(tmp_path)

@@ -50,6 +50,11 @@ SHAPE = {
 
 FAMILIES = {
     "llama": (LlamaConfig, LlamaForCausalLM, {}),
+    "smollm2": (
+        LlamaConfig,
+        LlamaForCausalLM,
+        {"hidden_size": 36, "num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True},
+    ),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": True}),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 8}),
     "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": 5}),

@@ -105,6 +105,24 @@ class BlockTables:
         self.num_blocks[children] = count
         self.lengths[children] = self.lengths[parent]
 
+    def detach(self, slot: int, num_tokens: int) -> tuple[IntArray, int]:
+        """Take the pages that hold the first `num_tokens` out of a slot and empty it; a last page with room that others
+        share stays behind. The pages, and how many tokens they hold."""
+        size, count = self.pool.block_size, self.blocks_for(num_tokens)
+        held = self.table[slot, : int(self.num_blocks[slot])].copy()
+        if num_tokens % size and self.pool.ref_counts[held[count - 1]] > 1:
+            count, num_tokens = count - 1, num_tokens - num_tokens % size
+        self.pool.release(held[count:])
+        self.num_blocks[slot] = self.lengths[slot] = 0
+        return held[:count], num_tokens
+
+    def attach(self, slot: int, pages: IntArray, num_tokens: int) -> None:
+        """Give an empty slot the pages that `detach` took."""
+        assert self.num_blocks[slot] == 0, "only an empty slot can take pages over"
+        self._widen(pages.size)
+        self.table[slot, : pages.size] = pages
+        self.num_blocks[slot], self.lengths[slot] = pages.size, num_tokens
+
     def free(self, slots: IntArray) -> None:
         counts = self.num_blocks[slots]
         width = int(counts.max(initial=0))

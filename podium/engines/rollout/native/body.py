@@ -7,11 +7,12 @@ the parameters of the one module. Nothing here samples.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from podium.engines.rollout.native import lean_ops
@@ -19,6 +20,22 @@ from podium.engines.rollout.native.fused import storages
 from podium.engines.rollout.native.lean import LeanBody, Plan, is_lean
 from podium.models.attention import PackedAttention
 from podium.models.load import LogitTransform, backbone, logit_transform, output_head
+from podium.models.vision import Images, image_features
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The images of the prompts in a pass: feature number `features[i]` of them stands at packed place `places[i]`."""
+
+    images: list[Images]
+    features: Tensor
+    places: Tensor
+
+    def embed(self, body: nn.Module, ids: Tensor) -> Tensor:
+        table: Any = body.get_input_embeddings()  # type: ignore[operator]
+        embeddings: Tensor = table(ids)
+        seen = image_features(body, self.images)[self.features]
+        return embeddings.index_put((self.places,), seen.to(embeddings.dtype))
 
 
 class ModuleBody:
@@ -37,11 +54,13 @@ class ModuleBody:
     def is_current(self) -> bool:
         return storages(self.module) == self.storages
 
-    def __call__(self, ids: Tensor, positions: Tensor, plan: Any) -> Tensor:
-        """Last hidden states [T, hidden] of packed tokens [T]."""
-        out = backbone(self.module)(
-            input_ids=ids[None], position_ids=positions[None], attention_plan=plan, use_cache=False
-        )
+    def __call__(self, ids: Tensor, positions: Tensor, plan: Any, shown: Shown | None = None) -> Tensor:
+        """Last hidden states [T, hidden] of packed tokens [T], with what is `shown` in the place of image tokens."""
+        body = backbone(self.module)
+        tokens = {"input_ids": ids[None]}
+        if shown is not None:
+            tokens = {"inputs_embeds": shown.embed(body, ids)[None]}
+        out = body(**tokens, position_ids=positions[None], attention_plan=plan, use_cache=False)
         hidden: Tensor = out.last_hidden_state[0]
         return hidden
 
@@ -64,8 +83,11 @@ class Model:
             self.body.refresh()
         return self.body.storages != before
 
-    def hidden(self, ids: Tensor, positions: Tensor, plan: Plan) -> Tensor:
+    def hidden(self, ids: Tensor, positions: Tensor, plan: Plan, shown: Shown | None = None) -> Tensor:
         with self._autocast():
+            if isinstance(self.body, ModuleBody):
+                return self.body(ids, positions, plan, shown)
+            assert shown is None, "a lean body has no vision tower"
             return self.body(ids, positions, plan)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 
 import numpy as np
@@ -30,11 +30,21 @@ from podium.engines.rollout.native.slots import Slots
 from podium.engines.rollout.request import Array, Request
 from podium.errors import ConfigError, RolloutError
 from podium.models.attention import ATTENTION_NAME, install_attention
+from podium.models.load import backbone
 
 logger = logging.getLogger(__name__)
 
 DEVICE_RESERVE = 2 << 30
 """Bytes of a GPU left to what a pass computes with."""
+CONTINUING = {"cpu": 3e6, "cuda": 2.4e10}
+"""Operations that a device does while one layer of one sequence is continued from its pages: about 60 µs."""
+
+
+def fewest_to_keep(module: PreTrainedModel, device: torch.device) -> int:
+    """Tokens whose keys and values are dearer to compute again than to go on from."""
+    layers = int(module.config.get_text_config().num_hidden_layers)
+    per_layer = sum(parameter.numel() for parameter in backbone(module).parameters()) / max(layers, 1)
+    return int(CONTINUING.get(device.type, 0.0) / (2 * per_layer))
 
 
 class NativeEngine(ModuleEngine):
@@ -61,13 +71,16 @@ class NativeEngine(ModuleEngine):
         shape = KVShape.of(module.config, dtype)
         num_blocks = self._num_blocks(config, shape)
         self.runner = self._make_runner(config, dtype, num_blocks)
+        self.takes_images = self.image_token is not None and isinstance(self.runner, Runner)
         slots = Slots(config.max_num_seqs, self.rules)
         tables = BlockTables(BlockPool(num_blocks, config.block_size), config.max_num_seqs)
         self.scheduler = Scheduler(slots, tables, config.max_num_batched_tokens, self.runner.window)
+        self.scheduler.held.fewest_tokens = fewest_to_keep(module, self.device)
         self._cache_args = (shape, num_blocks, config.block_size, self.device)
         self.cache: PagedKV | None = PagedKV(*self._cache_args)
         self._flights: deque[tuple[Batch, Flight]] = deque()
         self._ended: list[Request] = []
+        self._released: deque[Request] = deque()
 
     def _make_runner(self, config: RolloutConfig, dtype: torch.dtype, num_blocks: int) -> BatchRunner:
         if self.device.type != "cuda":
@@ -107,6 +120,8 @@ class NativeEngine(ModuleEngine):
 
     def _advance(self, arrivals: list[list[Request]], aborts: list[Request]) -> list[Request]:
         scheduler = self.scheduler
+        while self._released:
+            scheduler.held.release(self._released.popleft())
         scheduler.waiting.extend(arrivals)
         if aborts or self._paused:
             self._land_all()
@@ -127,6 +142,29 @@ class NativeEngine(ModuleEngine):
             self._land_all()
         ended, self._ended = self._ended, []
         return ended
+
+    # ---- turns of an episode
+
+    def submit_turn(
+        self, prompt: list[int], params: SamplingParams, seed: int, sample: int, previous: Request | None
+    ) -> Request:
+        """Queue the next turn of an episode, whose prompt begins with all of the `previous` one; what was computed for
+        that is not computed again, where it is still at hand. Call `release` when no turn follows."""
+        (request,) = self._make_group(prompt, params, seed, [sample])
+        request.is_continued, request.previous = True, previous
+        self._arrivals.append([request])
+        return request
+
+    def keep(self, requests: Sequence[Request]) -> None:
+        """Requests just submitted may be continued."""
+        for request in requests:
+            request.is_continued = True
+
+    def release(self, request: Request) -> None:
+        """No turn follows this one."""
+        request.is_continued = False
+        self._released.extend(r for r in (request, request.previous) if r is not None)
+        request.previous = None
 
     def _land(self) -> None:
         """Wait for the oldest pass under way and take in its tokens."""

@@ -19,6 +19,7 @@ from podium.engines.rollout.native import lean_ops
 from podium.engines.rollout.native.fused import fuse, storages
 from podium.engines.rollout.native.lean_ops import HeadNorms, Rotary
 from podium.models.load import backbone
+from podium.models.vision import is_vision_model
 
 LEAN_TYPES = frozenset({"llama", "qwen2", "qwen3", "mistral"})
 STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
@@ -166,6 +167,8 @@ def _fused_bias(linears: list[nn.Linear]) -> Tensor | None:
 def is_lean(module: PreTrainedModel, dtype: torch.dtype) -> bool:
     """Whether `LeanBody` computes what this module computes, in `dtype`."""
     config: Any = module.config.get_text_config()
+    if is_vision_model(module.config):
+        return False
     if config.model_type not in LEAN_TYPES or config.hidden_act != "silu":
         return False
     rope = getattr(config, "rope_parameters", None) or {}

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from podium.engines.rollout.native.body import Model
+from podium.engines.rollout.native.body import Model, Shown
 from podium.engines.rollout.native.kv import PagedAttention, PagedKV, to_device
 from podium.engines.rollout.native.sampling import SamplingRows, sample_tokens, uniform
 from podium.engines.rollout.native.scheduler import Batch, Scheduler
 from podium.engines.rollout.native.slots import Slots
 from podium.engines.rollout.request import Array
+from podium.models.vision import image_places, image_token_id
 
 HEAD_VALUES = 1 << 24
 """Logits made at once: 64 MiB in float32."""
@@ -84,11 +85,31 @@ class Runner:
         plan = PagedAttention(cache, pages, lengths, batch.chunks)
         tokens = np.concatenate([slots.last_token[batch.decode], *(chunk.tokens for chunk in batch.chunks)])
         positions = np.concatenate([lengths - 1, *(np.arange(chunk.start, chunk.end) for chunk in batch.chunks)])
-        hidden = self.model.hidden(to_device(tokens, self.device), to_device(positions, self.device), plan)
+        ids, places = to_device(tokens, self.device), to_device(positions, self.device)
+        hidden = self.model.hidden(ids, places, plan, self._shown(batch, slots))
         rows = self._rows_to_sample(batch)
         if rows is not None:
             hidden = hidden[to_device(rows, self.device)]
         return Landed(self._sample(hidden, slots, batch))
+
+    def _shown(self, batch: Batch, slots: Slots) -> Shown | None:
+        """The images of the prompts that have tokens in this pass; a chunk of a prompt shows its part of them."""
+        images, features, places = [], [], []
+        before, start = 0, batch.decode.size
+        for chunk in batch.chunks:
+            request = slots.requests[chunk.slot]
+            if request is not None and request.images is not None:
+                at = image_places(request.prompt, image_token_id(self.model.module.config))
+                inside = np.flatnonzero((at >= chunk.start) & (at < chunk.end))
+                if inside.size:
+                    images.append(request.images)
+                    features.append(before + inside)
+                    places.append(start + at[inside] - chunk.start)
+                    before += at.size
+            start += chunk.tokens.size
+        if not images:
+            return None
+        return Shown(images, *(to_device(np.concatenate(each), self.device) for each in (features, places)))
 
     def reset(self) -> None:
         """Nothing is kept between passes."""

@@ -16,6 +16,7 @@ import numpy as np
 
 from podium.engines.rollout.base import Completion, SamplingParams, StopReason
 from podium.engines.rollout.native.blocks import BlockTables, IntArray
+from podium.engines.rollout.native.held import HeldPages
 from podium.engines.rollout.native.slots import DECODE, PREFILL, Slots
 from podium.engines.rollout.request import Array, Request, Written
 from podium.errors import RolloutError
@@ -85,6 +86,7 @@ class Scheduler:
         """`window`: tokens that a decoding sequence writes in one pass."""
         self.slots, self.tables, self.window = slots, tables, window
         self.max_num_batched_tokens = max_num_batched_tokens
+        self.held = HeldPages(tables)
         self.waiting: deque[list[Request]] = deque()
         self.prefills: list[Prefill] = []
         self.num_preempted = 0
@@ -141,7 +143,9 @@ class Scheduler:
         while True:
             decode = self.slots.decoding()
             counts = np.minimum(steps, self.slots.max_tokens[decode] - self.slots.planned[decode])
-            if self.tables.blocks_to_append(decode, counts) <= self.tables.pool.num_free:
+            need = self.tables.blocks_to_append(decode, counts)
+            self.held.make_room(need)
+            if need <= self.tables.pool.num_free:
                 break
             if steps > 1:
                 steps //= 2
@@ -209,6 +213,8 @@ class Scheduler:
         if self.window > 1 and budget < tokens.size <= self.max_num_batched_tokens:
             return None  # whole in the next pass rather than in two parts
         # every sample writes into a page of its own at once; running ones will ask for more soon
+        wanted = num_running // 4 + tokens.size // self.tables.pool.block_size + min(len(group), free.size)
+        self.held.make_room(wanted, spared=first.previous)
         spare = self.tables.pool.num_free - num_running // 4 - tokens.size // self.tables.pool.block_size
         count = min(len(group), free.size, spare)
         if count < (1 if num_running == 0 else min(len(group), FEWEST_SAMPLES)):
@@ -218,8 +224,9 @@ class Scheduler:
             self.waiting.appendleft(group[count:])
         slots = free[:count]
         self.slots.place(slots, group[:count], version)
-        self.tables.extend(int(slots[0]), tokens.size)
-        prefill = Prefill(slots, tokens)
+        computed = self.held.give(first.previous, int(slots[0]), tokens)
+        self.tables.extend(int(slots[0]), tokens.size - computed)
+        prefill = Prefill(slots, tokens, computed)
         self.prefills.append(prefill)
         return prefill
 
@@ -228,6 +235,10 @@ class Scheduler:
     def _finish(self, ended: list[tuple[int, Completion]]) -> list[Request]:
         if not ended:
             return []
+        for slot, completion in ended:
+            request = self.slots.requests[slot]
+            if request is not None and request.is_continued:
+                self.held.keep(request, slot, np.array(completion.token_ids, dtype=np.int64))
         self.tables.free(np.array([slot for slot, _ in ended]))
         requests = [self.slots.clear(slot) for slot, _ in ended]
         for request, (_, completion) in zip(requests, ended, strict=True):
@@ -250,6 +261,7 @@ class Scheduler:
 
     def preempt_all(self) -> None:
         """Everything back to the queue, oldest first: the cache is empty."""
+        self.held.release_all()
         while (running := np.flatnonzero(self.slots.state)).size:
             self.preempt(int(running[self.slots.age[running].argmax()]))
 

@@ -1,0 +1,1 @@
+"""Multi-turn episodes: environments, the loop that runs them, search and tools."""

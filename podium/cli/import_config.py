@@ -1,0 +1,172 @@
+"""`podium import-config`: a verl configuration file or launch script as a recipe, with a list of what was left out."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from podium.errors import ConfigError
+
+if TYPE_CHECKING:
+    from podium.cli.verl_keys import Translation
+
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+EPILOG = """\
+The file is verl's YAML (resolved: the config.yaml of a run, or one without
+Hydra's defaults) or a shell script that calls verl.trainer.main_ppo with
+key=value words. The recipe goes to standard output, or to --out; what has no
+counterpart is listed with the reason.
+
+examples:
+  podium import-config run_qwen2-7b.sh --out my.yaml
+  podium import-config verl/config.yaml > my.yaml
+  podium check my.yaml
+"""
+ASSIGNMENT = re.compile(r"^\s*(?:export\s+)?([A-Za-z_]\w*)=(.*)$")
+SETTING = re.compile(r"^\+{0,2}([A-Za-z_][\w]*(?:\.[\w]+)+)=(.*)$", re.DOTALL)
+
+
+def add_parser(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "import-config",
+        help="a verl configuration as a recipe",
+        description="Translate a verl configuration into a recipe.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="podium import-config verl.yaml|script.sh [--out recipe.yaml]",
+    )
+    parser.add_argument("words", nargs="*", metavar="file", help="verl's YAML file or launch script")
+    parser.add_argument("--out", metavar="recipe.yaml", help="write the recipe there")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if len(arguments.words) != 1:
+        raise ConfigError("podium import-config takes one file: verl's YAML or a launch script")
+    from podium.cli.verl_keys import translate
+
+    source = Path(arguments.words[0])
+    try:
+        text = source.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{source} cannot be read: {error}") from error
+    values = read_yaml(text) if source.suffix in (".yaml", ".yml") else read_script(text)
+    if not values:
+        raise ConfigError(f"{source} has no settings: neither a YAML mapping nor key=value words were found")
+    translation = translate(values)
+    recipe = render(translation, source.name)
+    if arguments.out:
+        Path(arguments.out).write_text(recipe, encoding="utf-8")
+    else:
+        sys.stdout.write(recipe)
+    report(translation, values, recipe)
+    return 0
+
+
+def read_yaml(text: str) -> dict[str, Any]:
+    import yaml
+
+    try:
+        tree = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"the file is not valid YAML: {error}") from error
+    return dict(_flatten(tree, "")) if isinstance(tree, dict) else {}
+
+
+def _flatten(tree: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, dict) and value and name not in ("override_config", "ray_init", "ray_kwargs", "_target_"):
+            yield from _flatten(value, f"{key}.")
+        else:
+            yield key, _typed(value)
+
+
+def read_script(text: str) -> dict[str, Any]:
+    """The a.b=c words of the script, with its own plain variables filled in."""
+    import yaml
+
+    joined = re.sub(r"\\\r?\n", " ", text)
+    variables: dict[str, str] = {}
+    values: dict[str, Any] = {}
+    for line in joined.splitlines():
+        if line.lstrip().startswith("#"):
+            continue
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError:
+            continue
+        assigned = ASSIGNMENT.match(line)
+        if assigned and words and words[-1].startswith(f"{assigned[1]}=") and len(words) <= 2:
+            variables[assigned[1]] = _fill(words[-1].partition("=")[2], variables)
+            continue
+        for word in words:
+            if found := SETTING.match(word):
+                filled = _fill(found[2], variables)
+                try:
+                    values[found[1]] = _typed(yaml.safe_load(filled))
+                except yaml.YAMLError:
+                    values[found[1]] = filled
+    return values
+
+
+def _fill(text: str, variables: dict[str, str]) -> str:
+    return re.sub(
+        r"\$\{?([A-Za-z_]\w*)(?::-([^}]*))?\}?", lambda m: variables.get(m[1], m[2] if m[2] is not None else m[0]), text
+    )
+
+
+def _typed(value: Any) -> Any:
+    """YAML 1.1 reads 1e-6 as text."""
+    if isinstance(value, str) and re.fullmatch(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+", value):
+        return float(value)
+    return None if value == "None" else value
+
+
+def render(translation: Translation, name: str) -> str:
+    import yaml
+
+    from podium.config.sources import ConfigDumper
+
+    tree: dict[str, Any] = {}
+    for key, value in translation.settings.items():
+        *parents, last = key.split(".")
+        branch = tree
+        for part in parents:
+            branch = branch.setdefault(part, {})
+        branch[last] = value
+    text: str = yaml.dump(tree, Dumper=ConfigDumper, sort_keys=False, allow_unicode=True, width=120)
+    return f"# From {name}, by podium import-config.\n{text}"
+
+
+def report(translation: Translation, values: dict[str, Any], recipe: str) -> None:
+    """What became of the keys, on stderr."""
+    left = translation.left
+    sys.stderr.write(f"{len(values) - len(left)} of {len(values)} settings translated.\n")
+    if left:
+        sys.stderr.write(f"{len(left)} were not:\n")
+        for key, reason in left.items():
+            sys.stderr.write(f"  {key} = {values[key]}: {reason}\n")
+    for problem in problems_of(translation):
+        sys.stderr.write(f"  to repair: {problem}\n")
+
+
+def problems_of(translation: Translation) -> list[str]:
+    """What `podium train` would say about the recipe."""
+    import json
+
+    from podium.config import check_config, load_config
+
+    words = [f"{key}={json.dumps(value)}" for key, value in translation.settings.items()]
+    try:
+        check_config(load_config(None, words))
+    except ConfigError as error:
+        first, *others = str(error).splitlines()
+        return [line.removeprefix("- ").removeprefix("the command line: ") for line in others or [first]]
+    return []

@@ -1,0 +1,1 @@
+"""A model behind HTTP: OpenAI's and SGLang's requests, answered by the native engine."""
