@@ -194,6 +194,8 @@ def bench_episodes(args: argparse.Namespace) -> None:
     engine = NativeEngine(module, config, tokenizer)
     print(f"torch {torch.__version__}, transformers {transformers.__version__}, {torch.get_num_threads()} threads")
     for pause_s in (0.0, args.pause):
+        if args.only not in (None, "pauses" if pause_s else "plain"):
+            continue
         work = make_work(tokenizer, args.episodes, args.turns, args.sigma, pause_s)
         print(
             f"\n{args.episodes} episodes of {args.turns} turns in {args.slots} slots, {work.num_tokens:,} written "
@@ -210,6 +212,8 @@ def bench_episodes(args: argparse.Namespace) -> None:
             work.num_tokens,
             wall=pause_s > 0,
         )
+    if args.only not in (None, "pages"):
+        return
     work = make_work(tokenizer, args.episodes, args.turns, args.sigma, 0.0)
     compare(
         "pages kept between turns, against computed again",
@@ -240,25 +244,28 @@ def bench_retrieval(args: argparse.Namespace) -> None:
         f"{time.perf_counter() - made:.1f} s"
     )
     queries = [" ".join(rng.choices(words, cum_weights=weights, k=6)) for _ in range(4096)]
-    start = time.perf_counter()
+    start = time.process_time()
     index.search(queries, 3)
-    print(f"the index alone: {len(queries) / (time.perf_counter() - start):,.0f} queries/s, six words each, top 3")
+    seconds = time.process_time() - start
+    print(f"the index alone: {len(queries) / seconds:,.0f} queries per CPU second, six words each, top 3")
     server = Beside(index)
     for batch, clients in ((1, 8), (64, 4), (256, 4)):
         chosen = queries if batch > 1 else queries[:1024]
         parts = [chosen[n::clients] for n in range(clients)]
-        rates = []
+        rates, cpu = [], []
         for _ in range(args.pairs):
             threads = [threading.Thread(target=_ask, args=(server.url, part, batch)) for part in parts]
-            start = time.perf_counter()
+            start, used = time.perf_counter(), time.process_time()
             for thread in threads:
                 thread.start()
             for thread in threads:
                 thread.join()
             rates.append(len(chosen) / (time.perf_counter() - start))
+            cpu.append(len(chosen) / (time.process_time() - used))
         print(
             f"over HTTP, {clients} clients, {batch} queries a request: {statistics.median(rates):,.0f} queries/s "
-            f"(min {min(rates):,.0f}, max {max(rates):,.0f})"
+            f"(min {min(rates):,.0f}, max {max(rates):,.0f}), {statistics.median(cpu):,.0f} per CPU second, clients "
+            "included"
         )
     server.close()
 
@@ -278,6 +285,7 @@ def main() -> None:
     parser.add_argument("--sigma", type=float, default=1.0)
     parser.add_argument("--pause", type=float, default=0.2)
     parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--only", choices=["plain", "pauses", "pages"], help="one of the three comparisons")
     parser.add_argument("--retrieval", action="store_true")
     parser.add_argument("--documents", type=int, default=100_000)
     args = parser.parse_args()

@@ -1,11 +1,13 @@
 """What a slow reward adds to a step: rewards run in processes of their own while generation goes on.
 
-    python bench/reward_overlap.py [--steps 11] [--share 0.8] [--processes 4]
+    python bench/reward_overlap.py [--steps 13] [--share 0.8] [--processes 4] [--pace-ms 10]
 
 A first run measures how long generation takes here. In the second the reward sleeps in every other step, so long that
 the sleeps of a step, shared over the processes, take `share` of that time; each such step is compared with its two
 neighbours, so that a machine that slows down slows both. What does not fit beside generation is waited for, so a share
-above 1 must show; `--processes 0` runs rewards in the trainer, one after the other, for comparison.
+above 1 must show; `--processes 0` runs rewards in the trainer, one after the other, for comparison. Each pass of the
+rollout engine waits for `pace-ms`, as it would for a device: the tiny model alone would make the figure one of how busy
+the CPU is.
 """
 
 from __future__ import annotations
@@ -13,13 +15,16 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
+import time
 from pathlib import Path
 
 from podium.config import load_config
+from podium.engines.rollout.native.engine import NativeEngine
+from podium.engines.rollout.request import Request
 from podium.tracking import read_metrics
 from podium.trainer.main_ppo import run_ppo
 
-PROMPTS, SAMPLES = 32, 8
+PROMPTS, SAMPLES = 16, 8
 REWARD = f"""
 import time
 
@@ -30,6 +35,17 @@ def score(data_source, solution_str, ground_truth, extra_info, seconds=0.0):
 """
 
 
+def slow_down(pace_s: float) -> None:
+    """Let every step of the native engine take at least this long."""
+    plain = NativeEngine.step
+
+    def step(self: NativeEngine) -> list[Request]:
+        time.sleep(pace_s)
+        return plain(self)
+
+    NativeEngine.step = step  # type: ignore[method-assign]
+
+
 def run(place: Path, steps: int, seconds: float, processes: int) -> list[dict[str, float]]:
     """The steps of a run; in the second one each response's reward sleeps, and in every other one after it."""
     (place / "sleeping_reward.py").write_text(REWARD)
@@ -37,8 +53,8 @@ def run(place: Path, steps: int, seconds: float, processes: int) -> list[dict[st
     words = [
         f"data.train_files=['task:addition?rows={PROMPTS * steps}']",
         *("data.val_files=['task:addition?rows=4']", "data.shuffle=false", f"data.train_batch_size={PROMPTS}"),
-        *("data.max_prompt_length=64", "data.max_response_length=48", f"actor_rollout_ref.rollout.n={SAMPLES}"),
-        *("actor_rollout_ref.rollout.max_num_seqs=16", "actor_rollout_ref.rollout.kv_cache_gb=0.1"),
+        *("data.max_prompt_length=64", "data.max_response_length=24", f"actor_rollout_ref.rollout.n={SAMPLES}"),
+        *("actor_rollout_ref.rollout.max_num_seqs=8", "actor_rollout_ref.rollout.kv_cache_gb=0.1"),
         *("actor_rollout_ref.rollout.ignore_eos=true", "actor_rollout_ref.actor.optim.lr=1e-6"),
         *(f"trainer.total_training_steps={steps}", "trainer.val_before_train=false"),
         *("trainer.save_freq=0", "trainer.logger=[]", f"trainer.default_local_dir={folder}"),
@@ -52,10 +68,12 @@ def run(place: Path, steps: int, seconds: float, processes: int) -> list[dict[st
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=11)
+    parser.add_argument("--steps", type=int, default=13)
+    parser.add_argument("--pace-ms", type=float, default=10.0)
     parser.add_argument("--share", type=float, default=0.8)
     parser.add_argument("--processes", type=int, default=4)
     arguments = parser.parse_args()
+    slow_down(arguments.pace_ms / 1000)
     lanes = max(arguments.processes, 1)
     with tempfile.TemporaryDirectory() as place:
         first = run(Path(place), 3, 0.0, arguments.processes)

@@ -5,9 +5,9 @@
 
 A job is a model shape with random weights and a list of (prompt, new) lengths. Before it is timed, our log-probs are
 compared with a plain forward pass of transformers. Contestants take turns (ours, peer, ours, peer, ...); a line shows
-the median tokens per second, the median ratio of neighbouring runs with its smallest and largest, and the share of the
-limit: the least time in which the device could read the weights and the KV and do the arithmetic. Peers of transformers
-do not compute log-probs; ours does.
+the median tokens per second, the median ratio of neighbouring runs with its smallest and largest (for vLLM on a CPU, in
+its own process, also that of the processor time), and the share of the limit: the least time in which the device could
+read the weights and the KV and do the arithmetic. Peers of transformers do not compute log-probs; ours does.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ VLLM_PYTHON = os.environ.get("VLLM_PYTHON", str(Path(__file__).resolve().parent.
 """The Python that has vLLM; `make env-vllm` builds one."""
 
 VLLM_PEERS: list[subprocess.Popen[str]] = []
+PEER_CPU_S: list[float] = []
+"""Processor time of each run of a peer in another process: on a busy machine a better measure than the clock."""
 
 CPU_BYTES = 6 << 30
 """What a run on a CPU may take; a peer that wants more fails instead of the machine."""
@@ -191,9 +193,10 @@ def vllm_generate(_model: PreTrainedModel, job: Job) -> Callable[[], None]:
     def say(line: str) -> None:
         told.write(line + "\n")
         told.flush()
-        while (answer := heard.readline().strip()) != "done":
+        while not (answer := heard.readline()).startswith("done"):
             if not answer and peer.poll() is not None:
                 raise RuntimeError(f"vLLM ended with code {peer.poll()}")
+        PEER_CPU_S.append(float(answer.split()[1]))
 
     VLLM_PEERS.append(peer)
     atexit.register(peer.kill)
@@ -285,13 +288,16 @@ def compete(job: Job, device: str, ceilings: Device, peers: list[str], pairs: in
     for peer in peers or [None]:
         row: dict[str, Any] = {"job": job.name, "shape": job.shape, "tokens": job.new_tokens, "peer": peer}
         row |= {"log_prob_difference": difference, "limit_tok_s": round(job.new_tokens / limit)}
-        mine, theirs = [], []
+        mine, theirs, own_cpu = [], [], []
         try:
             other = PEERS[peer](model, job) if peer else None
             if other is not None:
                 timed(other, device)
+            PEER_CPU_S.clear()
             for _ in range(pairs):
+                before = time.process_time()
                 mine.append(timed(ours, device))
+                own_cpu.append(time.process_time() - before)
                 if other is not None:
                     theirs.append(timed(other, device))
         except Exception as error:  # noqa: BLE001  a peer that cannot run here is a result, not a failure of ours
@@ -304,6 +310,9 @@ def compete(job: Job, device: str, ceilings: Device, peers: list[str], pairs: in
             ratios = [b / a for a, b in zip(mine, theirs, strict=True)]
             row["peer_tok_s"] = round(job.new_tokens / statistics.median(theirs))
             row["ratio"] = [round(f(ratios), 2) for f in (statistics.median, min, max)]
+            if len(PEER_CPU_S) == pairs and device == "cpu":
+                spent = [b / a for a, b in zip(own_cpu, PEER_CPU_S, strict=True)]
+                row["cpu_ratio"] = [round(f(spent), 2) for f in (statistics.median, min, max)]
         rows.append(row)
         print(json.dumps(row), flush=True)
     return rows

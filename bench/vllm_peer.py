@@ -1,7 +1,7 @@
 """The vLLM side of bench/rollout.py, run by the Python that has vLLM.
 
 Reads a job as a line of JSON, makes an engine with dummy weights, says "done", and then does the job once for each
-further line, saying "done" each time.
+further line, saying "done" and the seconds of processor time each time.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import resource
 import sys
 import tempfile
+import time
 from typing import Any
 
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
@@ -50,12 +51,15 @@ def main() -> None:
         SamplingParams(max_tokens=new, min_tokens=new, ignore_eos=True, detokenize=False, logprobs=0, n=job["n"])
         for _, new in job["lengths"]
     ]
+    spent = 0.0
     while True:
-        answers.write("done\n")
+        answers.write(f"done {spent}\n")
         answers.flush()
         if not sys.stdin.readline():
             return
+        start = time.process_time()
         llm.generate(prompts, sampling, use_tqdm=False)
+        spent = time.process_time() - start
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ class RowsDataset:
     """What the trainer asks of a dataset: `len`, `fetch`, `collate_fn`."""
 
     def __init__(self, rows: Any, tokenizer: Any, max_prompt_length: int, name: str) -> None:
+        if isinstance(rows, Mapping):
+            raise DataError(f"{name}_dataset is a dict of {', '.join(map(str, rows))}; give one dataset")
         if not hasattr(rows, "__len__") or not hasattr(rows, "__getitem__"):
             raise DataError(
                 f"{name}_dataset is a {type(rows).__name__}; give a datasets.Dataset or a list of dicts, whose length "

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 EPILOG = """\
 The file is verl's YAML (resolved: the config.yaml of a run, or one without
 Hydra's defaults) or a shell script that calls verl.trainer.main_ppo with
-key=value words. The recipe goes to standard output, or to --out; what has no
-counterpart is listed with the reason.
+key=value words. The recipe goes to standard output, or to --out, with verl's
+defaults written out where Podium's differ; what has no counterpart is listed
+with the reason.
 
 examples:
   podium import-config run_qwen2-7b.sh --out my.yaml
@@ -49,7 +50,7 @@ def add_parser(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if len(arguments.words) != 1:
         raise ConfigError("podium import-config takes one file: verl's YAML or a launch script")
-    from podium.cli.verl_keys import translate
+    from podium.cli.verl_keys import translate, with_defaults
 
     source = Path(arguments.words[0])
     try:
@@ -59,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     values = read_yaml(text) if source.suffix in (".yaml", ".yml") else read_script(text)
     if not values:
         raise ConfigError(f"{source} has no settings: neither a YAML mapping nor key=value words were found")
-    translation = translate(values)
+    translation = translate(with_defaults(values))
     recipe = render(translation, source.name)
     if arguments.out:
         Path(arguments.out).write_text(recipe, encoding="utf-8")
@@ -76,7 +77,20 @@ def read_yaml(text: str) -> dict[str, Any]:
         tree = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"the file is not valid YAML: {error}") from error
-    return dict(_flatten(tree, "")) if isinstance(tree, dict) else {}
+    return dict(_flatten(_resolved(tree), "")) if isinstance(tree, dict) else {}
+
+
+def _resolved(tree: dict[str, Any]) -> dict[str, Any]:
+    """With `${a.b}` filled in, where the file holds what it names."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        filled = OmegaConf.to_container(OmegaConf.create(tree), resolve=True)
+    except OmegaConfBaseException:
+        return tree
+    assert isinstance(filled, dict)
+    return {str(name): value for name, value in filled.items()}
 
 
 def _flatten(tree: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
@@ -93,7 +107,7 @@ def read_script(text: str) -> dict[str, Any]:
     import yaml
 
     joined = re.sub(r"\\\r?\n", " ", text)
-    variables: dict[str, str] = {}
+    variables: dict[str, str] = {"HOME": "~"}
     values: dict[str, Any] = {}
     for line in joined.splitlines():
         if line.lstrip().startswith("#"):

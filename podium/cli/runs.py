@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from podium.errors import ConfigError
@@ -41,6 +42,9 @@ def run(arguments: argparse.Namespace) -> int:
     from podium.dashboard.folders import RunsFolder
     from podium.dashboard.runs import RunStore
 
+    if not arguments.words and not Path("runs").is_dir():
+        sys.stdout.write("there are no runs here yet; `podium train quickstart` makes one\n")
+        return 0
     store = RunStore(RunsFolder(arguments.words[0] if arguments.words else "runs"))
     found = sorted((run.summary() for run in store.runs()), key=lambda shown: -(shown["updated_at"] or 0.0))
     if arguments.json:

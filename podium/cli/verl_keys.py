@@ -45,6 +45,20 @@ def _micro_batch(role: str) -> Rule:
     return rule
 
 
+def _global_micro_batch(role: str) -> Rule:
+    """verl's older key counts samples over all devices."""
+
+    def rule(value: Any, values: Values) -> dict[str, Any]:
+        devices = (values.get("trainer.nnodes") or 1) * (values.get("trainer.n_gpus_per_node") or 8)
+        return {f"{role}.micro_batch_size_per_gpu": max(1, value // devices)}
+
+    return rule
+
+
+def _strategy(value: Any, values: Values) -> dict[str, Any]:
+    return {f"{ACTOR}.strategy": "fsdp" if value in ("fsdp", "fsdp2") else value}
+
+
 def _token_budget(role: str, switch: str = "use_dynamic_bsz") -> Rule:
     def rule(value: Any, values: Values) -> dict[str, Any]:
         used = values.get(f"{role}.{switch}", values.get(f"{ACTOR}.use_dynamic_bsz"))
@@ -85,6 +99,9 @@ RULES: dict[str, Rule] = {
     "data.trust_remote_code": _to(f"{MODEL}.trust_remote_code"),
     "data.seed": _to("trainer.seed"),
     f"{ACTOR}.ppo_micro_batch_size_per_gpu": _micro_batch(ACTOR),
+    f"{ACTOR}.ppo_micro_batch_size": _global_micro_batch(ACTOR),
+    "critic.ppo_micro_batch_size": _global_micro_batch("critic"),
+    f"{ACTOR}.strategy": _strategy,
     f"{ACTOR}.ppo_max_token_len_per_gpu": _token_budget(ACTOR),
     f"{REF}.log_prob_max_token_len_per_gpu": _token_budget(REF, "log_prob_use_dynamic_bsz"),
     "critic.ppo_micro_batch_size_per_gpu": _micro_batch("critic"),
@@ -123,7 +140,17 @@ NO_COUNTERPART: dict[str, str] = {
     "log_prob_max_token_len_per_gpu": "scoring uses the actor's token budget",
     "forward_micro_batch_size": "scoring uses the token budget",
     "forward_max_token_len_per_gpu": "scoring uses the token budget",
-    "ppo_micro_batch_size": "set micro_batch_size_per_gpu: samples one device takes at once",
+    "strategy": "every role uses the actor's (actor_rollout_ref.actor.strategy)",
+    "grad_offload": "gradients are freed after each optimizer step",
+    "offload_policy": "set actor.fsdp.param_offload and optimizer_offload",
+    "rollout_n": "it is actor_rollout_ref.rollout.n",
+    "checkpoint": "a checkpoint always has model, optimizer and the Hugging Face folder",
+    "input_tokenizer": "a reward model reads the policy's tokens",
+    "tokenizer_path": "the critic reads the policy's tokens",
+    "total_training_steps": "the schedule's length follows from trainer.total_training_steps or total_epochs",
+    "custom_cls": "rows come from files; data.sampler takes a class of yours",
+    "return_raw_input_ids": "a reward model reads the policy's tokens",
+    "multi_turn": "set do_search, agent.tools or agent.environment, and max_turns",
     "hybrid_engine": "actor, rollout and reference always share their devices",
     "free_cache_engine": "the KV cache is freed while the trainer works",
     "enforce_eager": "the native engine decides by itself",
@@ -167,10 +194,30 @@ NO_COUNTERPART: dict[str, str] = {
 """By the last part of a key, or by any part of it; the reason."""
 
 
+DEFAULTS: dict[str, Any] = {
+    "algorithm.adv_estimator": "gae",
+    "data.train_batch_size": 1024,
+    f"{ACTOR}.ppo_mini_batch_size": 256,
+    f"{ROLLOUT}.n": 1,
+    f"{ROLLOUT}.name": "vllm",
+    "trainer.total_epochs": 30,
+    "trainer.n_gpus_per_node": 8,
+    "trainer.project_name": "verl_examples",
+    "trainer.experiment_name": "gsm8k",
+}
+"""verl's defaults where Podium's differ: a script that leaves them out means these."""
+
+
+def with_defaults(values: Values) -> dict[str, Any]:
+    return DEFAULTS | {key: value for key, value in values.items() if value is not None or key not in DEFAULTS}
+
+
 def translate(values: Values) -> Translation:
     """verl's dotted keys and values as settings, and what has no counterpart."""
     known, result = leaves(), Translation()
     for key, value in values.items():
+        if value is None:
+            continue  # not set: Podium's default holds
         if key in RULES:
             result.settings |= RULES[key](value, values)
         elif key in known or any(key.startswith(f"{name}.") for name in ("extra",)):

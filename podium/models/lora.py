@@ -114,11 +114,13 @@ def merged_tensors(
             yield plain, full(tensor.detach().to(dtype or tensor.dtype))
 
 
-def adapter_tensors(named: Mapping[str, Tensor], full: Full) -> Iterator[tuple[str, Tensor]]:
-    """The adapter's own tensors, named as in peft's `adapter_model.safetensors`."""
-    for name, tensor in named.items():
+def adapter_tensors(module: nn.Module, named: Mapping[str, Tensor], full: Full) -> Iterator[tuple[str, Tensor]]:
+    """The adapter's own tensors, named as in peft's `adapter_model.safetensors`, tied ones under each name."""
+    known = {id(parameter): name for name, parameter in module.named_parameters()}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
         if ".lora_" in name or COPY in name:
-            yield PEFT_PREFIX + name.replace(COPY, ".").replace(f".{ADAPTER}", ""), full(tensor.detach())
+            whole = full(named[known[id(parameter)]].detach())
+            yield PEFT_PREFIX + name.replace(COPY, ".").replace(f".{ADAPTER}", ""), whole.clone()
 
 
 def save_adapter_config(module: nn.Module, folder: Path) -> None:

@@ -59,6 +59,7 @@ def test_ppo_trains_policy_and_value_model_against_a_classifier(
 ) -> None:
     reference, value, reward = AutoModelForCausalLM.from_pretrained(policy.name_or_path), classifier(1), classifier(2)
     before = copy_of(policy), copy_of(value), copy_of(reward)
+    tokenizer.add_special_tokens({"pad_token": "[PAD]"})  # as TRL's script does; the models have no such token
     rows = [{"input_ids": tokenizer(row["prompt"][0]["content"])["input_ids"]} for row in sums]
     args = podium.PPOConfig(response_length=5, stop_token="eos", num_mini_batches=2, num_ppo_epochs=2, **quick)
     trainer = podium.PPOTrainer(
@@ -206,6 +207,7 @@ MISTAKES: list[tuple[dict[str, Any], dict[str, Any], type[Exception], str]] = [
     ({"report_to": "wandbb"}, {}, ConfigError, "did you mean 'wandb'"),
     ({}, {"train_dataset": [{"text": "x"}]}, DataError, "train_dataset, row 0: no prompt"),
     ({}, {"train_dataset": iter([])}, DataError, "IterableDataset"),
+    ({}, {"train_dataset": {"train": [{"prompt": "x"}]}}, DataError, "give one dataset"),
     ({}, {"reward_model": None}, ConfigError, "there is no reward"),
     ({}, {"model": None}, ConfigError, "model is missing"),
     ({}, {"model": 3}, ModelError, "give a transformers model or the path of one"),

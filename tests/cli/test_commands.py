@@ -108,3 +108,19 @@ def test_completion(typed: list[str], wanted: list[str], capsys: pytest.CaptureF
 def test_a_completion_script_asks_podium(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", shell]) == 0
     assert "podium completion --words" in capsys.readouterr().out
+
+
+def test_without_any_runs_the_list_says_how_to_make_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["runs"]) == 0
+    assert "podium train quickstart" in capsys.readouterr().out
+
+
+def test_a_recipe_of_a_python_program_says_where_its_rows_were(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.yaml").write_text("data: {train_files: ['memory://train']}\n")
+    assert main(["train", str(tmp_path / "config.yaml")]) == 2
+    assert "held by a Python program" in " ".join(capsys.readouterr().err.split())

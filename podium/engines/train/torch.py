@@ -253,12 +253,14 @@ class TorchEngine:
         """Full tensors under their Hugging Face names, adapters merged, one at a time, tied ones once; all ranks
         iterate."""
         self._ready(train=False)
+        self.placed.reshard()
         yield from self.placed.stream(dtype)
 
     def adapter(self) -> Iterator[tuple[str, Tensor]]:
         """The adapter alone, named as peft does; nothing without one. All ranks iterate."""
         self._ready(train=False)
-        yield from adapter_tensors(self.placed.named_weights(), full_tensor)
+        self.placed.reshard()
+        yield from adapter_tensors(self.module, self.placed.named_weights(), full_tensor)
 
     def state_tensors(self) -> dict[str, Tensor]:
         """What a checkpoint holds: model, optimizer and step count, the live tensors themselves."""

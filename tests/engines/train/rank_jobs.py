@@ -92,6 +92,7 @@ def train_in_half(sizes: list[int]) -> tuple[dict[str, Tensor], Tensor]:
     rows = split(make_batch(8), sizes)
     scores = engine.log_probs(rows, temperature=1.0)["log_probs"]
     before = gathered(engine)
+    assert {tensor.dtype for tensor in before.values()} == {torch.float32}, "the shards, not what was gathered of them"
     engine.update(rows, policy_loss, tokens(rows))
     return {name: tensor - before[name] for name, tensor in gathered(engine).items()}, scores
 

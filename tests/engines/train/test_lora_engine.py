@@ -107,10 +107,12 @@ def test_a_checkpoint_of_another_rank_or_of_a_full_model_is_refused(tmp_path: Pa
 def test_the_exported_adapter_loads_with_peft(tmp_path: Path) -> None:
     from peft import PeftModel
 
-    for family, form in (("llama", {}), ("llama", {"modules_to_save": ["lm_head"]}), ("qwen2", {})):
+    head, tied = {"modules_to_save": ["lm_head"]}, {"modules_to_save": ["embed_tokens"]}
+    cases = (("llama", {}), ("llama", head), ("qwen2", {}), ("qwen2", tied))
+    for number, (family, form) in enumerate(cases):
         engine = lora_engine(family=family, **form)
         step(engine)
-        folder = tmp_path / f"{family}{len(form)}"
+        folder = tmp_path / str(number)
         export_adapter(dict(engine.adapter()), engine.module, folder)
         theirs = PeftModel.from_pretrained(make_plain(family), str(folder))
         batch = make_batch(5)

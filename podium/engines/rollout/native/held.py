@@ -61,11 +61,12 @@ class HeldPages:
 
     def make_room(self, num_pages: int, spared: Request | None = None) -> None:
         """Give up kept pages, the oldest first, until so many are free or none is left."""
-        for request in list(self._kept):
+        if self.tables.pool.num_free >= num_pages:
+            return
+        for request in [kept for kept in self._kept if kept is not spared]:
+            self.release(request)
             if self.tables.pool.num_free >= num_pages:
                 return
-            if request is not spared:
-                self.release(request)
 
     def release_all(self) -> None:
         for request in list(self._kept):
