@@ -47,6 +47,7 @@ def _check_parts(config: Config, gpu_memory_gb: float | None) -> Findings:
     from podium.checks.model import read_model
     from podium.checks.reward import check_reward
     from podium.data.dataset import RLHFDataset
+    from podium.models.load import load_processor
 
     yield from check_versions()
     shape, tokenizer, found = read_model(config)
@@ -55,7 +56,9 @@ def _check_parts(config: Config, gpu_memory_gb: float | None) -> Findings:
         found = list(check_data(config, tokenizer))
         yield from found
         if not any(finding.level == "problem" for finding in found):
-            dataset = RLHFDataset(config.data.train_files, tokenizer, config.data, "train")
+            model = config.actor_rollout_ref.model
+            processor = load_processor(model.path, model.trust_remote_code)
+            dataset = RLHFDataset(config.data.train_files, tokenizer, config.data, "train", processor)
             yield from check_reward(config, dataset)
         yield from check_agents(config, tokenizer)
     parameters_gb = 0.0

@@ -12,6 +12,7 @@ from podium.data.dataset import RLHFDataset
 from podium.data.quarantine import BadRow
 from podium.data.tasks import Split
 from podium.errors import PodiumError
+from podium.models.load import load_processor
 
 SHOWN_BAD_ROWS = 3
 FIRST_ROWS, SPREAD_ROWS = 1_000, 256
@@ -28,7 +29,8 @@ def _check_split(config: Config, tokenizer: Any, split: Split, files: list[str])
     key = f"data.{split}_files"
     whole = replace(config.data, max_prompt_length=NO_LIMIT, max_start_length=None, overlong_prompts="error")
     try:
-        dataset = RLHFDataset(files, tokenizer, whole, split)
+        model = config.actor_rollout_ref.model
+        dataset = RLHFDataset(files, tokenizer, whole, split, load_processor(model.path, model.trust_remote_code))
     except PodiumError as error:
         yield problem("data", f"{key}: {error}", f"correct {key}, or the file it names")
         return
