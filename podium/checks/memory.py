@@ -55,10 +55,13 @@ class Estimate:
 def read_shape(config: Any, trust_remote_code: bool = False) -> Shape:
     """Sizes from a model's configuration; parameters are counted on a module without memory."""
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
+    from podium.models.vision import is_vision_model
+
+    family = AutoModelForImageTextToText if is_vision_model(config) else AutoModelForCausalLM
     with torch.device("meta"):
-        module = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+        module = family.from_config(config, trust_remote_code=trust_remote_code)
     text = config.get_text_config()
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
