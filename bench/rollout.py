@@ -33,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 import transformers
+from clock import timed
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from podium.config.schema import RolloutConfig
@@ -250,16 +251,6 @@ def limit_seconds(job: Job, model: PreTrainedModel, device: Device) -> float:
         seconds += max(weights * itemsize / device.bandwidth, 2 * weights * rows / device.flops)
         seconds += job.n * sum(alive) * kv / device.bandwidth
     return seconds
-
-
-def timed(action: Callable[[], object], device: str) -> float:
-    if device == "cuda":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    action()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
 
 
 @torch.no_grad()

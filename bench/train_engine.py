@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 import transformers
+from clock import timed
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
@@ -210,16 +211,6 @@ def trl(module: PreTrainedModel, rows: DataProto, micro_batch: int) -> Update:
 
 
 # ---- the clock
-
-
-def timed(action: Callable[[], object], device: str) -> float:
-    if device == "cuda":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    action()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
 
 
 def measured_peak(device: str) -> float:

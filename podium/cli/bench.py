@@ -34,7 +34,6 @@ def add_parser(commands: Commands) -> None:
         help="time a run's steps on this machine",
         description="Time a run's steps on this machine.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="podium bench [recipe] [key=value ...] [--steps N]",
     )
     parser.add_argument("words", nargs="*", metavar="recipe, key=value", help="a recipe first, then settings")

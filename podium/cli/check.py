@@ -37,7 +37,6 @@ def add_parser(commands: Commands) -> None:
         help="find mistakes before a run",
         description="Find mistakes before a run.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="podium check [recipe] [key=value ...] [--gpu-memory GB]",
     )
     parser.add_argument("words", nargs="*", metavar="recipe, key=value", help="a recipe first, then settings")

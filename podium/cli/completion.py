@@ -54,7 +54,6 @@ def add_parser(commands: Commands) -> None:
         help="words for the shell to complete",
         description="Print a completion script for a shell.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="podium completion bash|zsh|fish",
     )
     parser.add_argument("words", nargs="*", metavar="shell", help="bash, zsh or fish")

@@ -32,7 +32,6 @@ def add_parser(commands: Commands) -> None:
         help="look at runs in a browser",
         description="Look at runs in a browser.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="podium dashboard [folder] [--host HOST] [--port PORT]",
     )
     parser.add_argument("words", nargs="*", metavar="folder", help="a folder of runs, or one run (default: runs)")

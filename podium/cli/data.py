@@ -36,7 +36,6 @@ def add_parser(commands: Commands) -> None:
         help="write data sets as parquet files",
         description="Write a data set as a parquet file that `podium train` reads.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="podium data <data set> [file ...] --out <file.parquet> [options]",
     )
     parser.add_argument("words", nargs="+", metavar="data set, files", help="the data set first, then its local files")

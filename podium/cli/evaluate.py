@@ -41,7 +41,6 @@ def add_parser(commands: Commands) -> None:
         help="score a model on validation data",
         description="Score a model on validation data.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="podium eval MODEL [key=value ...] [--step N] [--n N --temperature T] [--out FOLDER]",
     )
     parser.add_argument("words", nargs="*", metavar="model, key=value", help="the model first, then settings")

@@ -30,7 +30,6 @@ def add_parser(commands: Commands) -> None:
         help="a trained model as a Hugging Face folder",
         description="Write a trained model as a Hugging Face folder.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="podium export RUN_OR_CHECKPOINT OUT [--step N] [--dtype TYPE] [--adapter]",
     )
     parser.add_argument("words", nargs="*", metavar="run or checkpoint, out", help="from where, to where")

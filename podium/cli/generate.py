@@ -48,7 +48,6 @@ def _add(commands: Commands, name: str, purpose: str, words: str, epilog: str) -
         help=purpose,
         description=f"{purpose[0].upper()}{purpose[1:]}.",
         epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         usage=f"podium {name} MODEL {'[prompt ...] [--n N] ' if name == 'generate' else ''}[--step N] [options]",
     )
     parser.add_argument("words", nargs="*", metavar=words, help="the model first")

@@ -39,7 +39,6 @@ def add_parser(commands: Commands) -> None:
         help="a verl configuration as a recipe",
         description="Translate a verl configuration into a recipe.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="podium import-config verl.yaml|script.sh [--out recipe.yaml]",
     )
     parser.add_argument("words", nargs="*", metavar="file", help="verl's YAML file or launch script")

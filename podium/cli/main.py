@@ -6,10 +6,12 @@ Only argparse is imported up front, so that `podium --help` is instant; each com
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 import textwrap
 import traceback
 from collections.abc import Sequence
+from typing import Any
 
 from podium import __version__
 from podium.cli import (
@@ -85,7 +87,8 @@ def _parser() -> argparse.ArgumentParser:
         description=HEADER,
     )
     parser.add_argument("--version", action="version", version=f"podium {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="<command>")
+    command: Any = functools.partial(argparse.ArgumentParser, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands: Any = parser.add_subparsers(title="commands", metavar="<command>", parser_class=command)
     train.add_parser(commands)
     sft.add_parsers(commands)
     dashboard.add_parser(commands)

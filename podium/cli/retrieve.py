@@ -34,7 +34,6 @@ def add_parser(commands: Commands) -> None:
         help="serve documents to search runs",
         description="Serve documents to search runs.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="podium retrieve --corpus FILE [--topk K] [--dense FOLDER] [--host HOST] [--port PORT]",
     )
     parser.add_argument("words", nargs="*", metavar="corpus", help="the corpus, as with --corpus")

@@ -28,7 +28,6 @@ def add_parser(commands: Commands) -> None:
         help="list runs and how they stand",
         description="List runs and how they stand.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="podium runs [folder] [--json]",
     )
     parser.add_argument("words", nargs="*", metavar="folder", help="a folder of runs (default: runs)")

@@ -32,7 +32,6 @@ def add_parser(commands: Commands) -> None:
         help="a trained model behind an OpenAI-compatible server",
         description="Serve a trained model over HTTP.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="podium serve MODEL [--step N] [--name NAME] [--host HOST] [--port PORT] [--key KEY]",
     )
     parser.add_argument("words", nargs="*", metavar="model", help="a run, a checkpoint or a model folder")

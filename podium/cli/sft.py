@@ -58,7 +58,6 @@ def _add(commands: Commands, name: str, purpose: str, words: str, epilog: str) -
         help=purpose,
         description=f"{purpose[0].upper()}{purpose[1:]}.",
         epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         usage=f"podium {name} [{words.split(',')[0]}] [key=value ...] [--debug]",
     )
     parser.add_argument("words", nargs="*", metavar=words, help="what to read first, then settings")

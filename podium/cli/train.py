@@ -44,7 +44,6 @@ def add_parser(commands: Commands) -> None:
         help="train a model by reinforcement",
         description="Train a model by reinforcement.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="podium train [recipe] [key=value ...] [--dashboard] [--dry-run] [--debug]",
     )
     parser.add_argument("words", nargs="*", metavar="recipe, key=value", help="a recipe first, then settings")

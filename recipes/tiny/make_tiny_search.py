@@ -20,7 +20,7 @@ from pathlib import Path
 import make_tiny
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 from podium.agents.search import information
 from podium.data.tasks import Problem, get_task
@@ -30,7 +30,6 @@ from podium.retrieval.index import BM25Index
 
 TAGS = ["<search>", "</search>", "<information>", "</information>", "<answer>", "</answer>", "<think>", "</think>"]
 VOCABULARY = 896
-MAX_POSITIONS = 2048
 TOPK = 2
 EXAMPLES_PER_STEP = 48
 SHARES = {"right": 0.14, "hasty": 0.5, "guess": 0.36}  # of the teacher's answers to two-hop questions
@@ -69,26 +68,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
         pad_token="<|endoftext|>",
         chat_template=make_tiny.CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,
-        model_max_length=MAX_POSITIONS,
-    )
-
-
-def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
-    return Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=len(tokenizer),
-            hidden_size=128,
-            intermediate_size=384,
-            num_hidden_layers=4,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=32,
-            max_position_embeddings=MAX_POSITIONS,
-            tie_word_embeddings=True,
-            bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
+        model_max_length=make_tiny.MAX_POSITIONS,
     )
 
 
@@ -181,7 +161,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     torch.manual_seed(args.seed)
     tokenizer = make_tokenizer()
-    model = make_model(tokenizer)
+    model = make_tiny.make_model(tokenizer)
     logger.info("%d parameters, %d tokens", model.num_parameters(), len(tokenizer))
     warm_start(model, Teacher(tokenizer, args.seed), args.steps, tokenizer.pad_token_id)
     make_tiny.save_tokenizer(tokenizer, args.folder)

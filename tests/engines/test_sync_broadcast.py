@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from publish_faults import SMALL, UP_0, UP_1, FaultyEngine, Weights, corrupted, dropped, make_model, skipped, swapped
 from torch import Tensor
-from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedModel
 
-from podium.config.schema import OptimConfig, RolloutConfig
+from podium.config.schema import OptimConfig
 from podium.engines.rollout.base import SamplingParams
 from podium.engines.rollout.buckets import into_buckets
 from podium.engines.rollout.channels import Channel, GroupChannel, StoreChannel
@@ -24,33 +25,8 @@ from podium.engines.rollout.weights import SLICE_VALUES, sample_values
 from podium.engines.sync import make_probe, publish
 from podium.engines.train.torch import TorchEngine
 from podium.errors import PublishError
-from podium.models.load import prepare
 
-SMALL = RolloutConfig(max_num_seqs=8, kv_cache_gb=0.01)
-UP_0, UP_1 = (f"model.layers.{i}.mlp.up_proj.weight" for i in range(2))
-Weights = Iterable[tuple[str, Tensor]]
 KINDS: list[Callable[..., Channel]] = [GroupChannel, StoreChannel]
-
-
-def make_model(seed: int = 0) -> PreTrainedModel:
-    torch.manual_seed(seed)
-    config = Qwen2Config(
-        vocab_size=64,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=48,
-        max_position_embeddings=64,
-        initializer_range=0.3,
-        tie_word_embeddings=True,
-        eos_token_id=1,
-        bos_token_id=None,
-        pad_token_id=None,
-    )
-    model = Qwen2ForCausalLM(config)
-    prepare(model)
-    return model
 
 
 @pytest.fixture
@@ -102,35 +78,6 @@ def test_every_engine_gets_every_tensor_and_generates_with_it(
         held = dict(engine.weights())
         assert all(tensor.equal(held[name]) for name, tensor in trainer.module.state_dict().items())
         assert engine.generate([[2, 3]], SamplingParams(max_tokens=2))[0][0].version == 2
-
-
-class FaultyEngine(NativeEngine):
-    """Does something to the weights on their way in, and says nothing."""
-
-    fault: Callable[[Weights], Weights]
-
-    def load_weights(self, weights: Weights, version: int) -> None:
-        super().load_weights(self.fault(weights), version)
-
-
-def corrupted(weights: Weights) -> Iterator[tuple[str, Tensor]]:
-    for name, tensor in weights:
-        yield name, tensor + 0.01 if name == UP_1 else tensor
-
-
-def skipped(weights: Weights) -> Iterator[tuple[str, Tensor]]:
-    for name, tensor in weights:
-        yield name, make_model(seed=1).state_dict()[name] if name == UP_1 else tensor
-
-
-def swapped(weights: Weights) -> Iterator[tuple[str, Tensor]]:
-    named = dict(weights)
-    named[UP_0], named[UP_1] = named[UP_1], named[UP_0]
-    yield from named.items()
-
-
-def dropped(weights: Weights) -> Iterator[tuple[str, Tensor]]:
-    return ((name, tensor) for name, tensor in weights if name != UP_1)
 
 
 @pytest.mark.parametrize("fault", [corrupted, skipped, swapped, dropped])

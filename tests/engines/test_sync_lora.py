@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 import torch.distributed as dist
+from publish_faults import SMALL, UP_0, UP_1, FaultyEngine, Weights, corrupted, swapped
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from podium.config.schema import ModelConfig, OptimConfig, RolloutConfig
+from podium.config.schema import ModelConfig, OptimConfig
 from podium.engines.rollout.channels import GroupChannel
 from podium.engines.rollout.native.engine import NativeEngine
 from podium.engines.rollout.remote import RemoteEngines, answer_publish
@@ -20,10 +21,6 @@ from podium.engines.train.torch import TorchEngine
 from podium.errors import PublishError
 from podium.models.load import prepare
 from podium.models.lora import add_lora
-
-SMALL = RolloutConfig(max_num_seqs=8, kv_cache_gb=0.01)
-UP_0, UP_1 = (f"model.layers.{i}.mlp.up_proj.weight" for i in range(2))
-Weights = Iterable[tuple[str, Tensor]]
 
 
 def make_model() -> PreTrainedModel:
@@ -48,28 +45,10 @@ def trainer() -> TorchEngine:
     return TorchEngine(module, optim=OptimConfig(lr=1e-2))
 
 
-class FaultyEngine(NativeEngine):
-    fault: Callable[[Weights], Weights] = staticmethod(lambda weights: weights)
-
-    def load_weights(self, weights: Weights, version: int) -> None:
-        super().load_weights(self.fault(weights), version)
-
-
-def corrupted(weights: Weights) -> Iterator[tuple[str, Tensor]]:
-    for name, tensor in weights:
-        yield name, tensor + 0.01 if name == UP_1 else tensor
-
-
 def skipped(weights: Weights) -> Iterator[tuple[str, Tensor]]:
     """One layer keeps its base weight: its adapter never arrives."""
     for name, tensor in weights:
         yield name, make_model().state_dict()[name] if name == UP_1 else tensor
-
-
-def swapped(weights: Weights) -> Iterator[tuple[str, Tensor]]:
-    named = dict(weights)
-    named[UP_0], named[UP_1] = named[UP_1], named[UP_0]
-    yield from named.items()
 
 
 def send(trainer: TorchEngine, engine: NativeEngine, transport: str) -> float:

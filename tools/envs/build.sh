@@ -8,6 +8,10 @@ stamp=$(cat "$here"/*.txt "$here"/build.sh "$here"/sgl_kernel.py | cksum)
 if [ -f "$folder/.installed" ] && [ "$(cat "$folder/.installed")" = "$stamp" ]; then exit 0; fi
 echo "Building the $kind environment in $folder (two minutes)"
 rm -rf "$folder"
+if ! "$python" -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null; then  # vLLM's CPU build is linked to it
+  [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || { echo "vLLM needs libnuma: install libnuma1"; exit 1; }
+  apt-get install -y -q libnuma1
+fi
 "$python" -m venv "$folder"
 # what is imported is compiled then; most of it never is
 install() { "$folder/bin/pip" install --quiet --disable-pip-version-check --no-compile "$@"; }

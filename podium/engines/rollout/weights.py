@@ -6,13 +6,13 @@ does not decide when to publish nor what to compare with: that is engines/sync.p
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
 
 from podium.errors import PublishError
+from podium.plugins import closest
 
 SLICE_VALUES = 256
 """Values of a tensor that one check looks at; which ones changes with the version."""
@@ -31,8 +31,8 @@ def load_tensors(module: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> in
     with torch.no_grad():
         for name, tensor in weights:
             if name not in targets:
-                nearest = difflib.get_close_matches(name, targets, n=1)
-                hint = f"; the nearest name it has is {nearest[0]}" if nearest else ""
+                nearest = closest(name, targets)
+                hint = f"; the nearest name it has is {nearest}" if nearest else ""
                 raise PublishError(f"Tensor {name} was published, but the rollout engine's model has none{hint}.")
             if name in seen:
                 raise PublishError(f"Tensor {name} was published twice in one set.")

@@ -7,7 +7,6 @@ learns; then the rate stays, or falls to `min_lr_ratio` of the peak at the last 
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import inspect
@@ -22,6 +21,7 @@ from torch import Tensor
 from podium.algorithms.schedules import schedule_shape
 from podium.config.schema import OptimConfig
 from podium.errors import ConfigError
+from podium.plugins import closest
 
 FUSED = ("Adam", "AdamW")
 """Whose fused form works on shards too."""
@@ -56,8 +56,8 @@ def find_optimizer(name: str) -> type[torch.optim.Optimizer]:
     spelt = {key.lower(): kind for key, kind in known.items()}
     if name.lower() in spelt:
         return spelt[name.lower()]
-    near = difflib.get_close_matches(name.lower(), spelt, n=1)
-    hint = f"did you mean {spelt[near[0]].__name__}?" if near else f"Known: {', '.join(sorted(known))}."
+    near = closest(name, known)
+    hint = f"did you mean {near}?" if near else f"Known: {', '.join(sorted(known))}."
     raise ConfigError(f"optim.name is {name!r}, no optimizer of torch.optim or of an installed torchao. {hint}")
 
 

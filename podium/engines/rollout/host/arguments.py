@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping
 from typing import Any
+
+from podium.plugins import closest
 
 
 def merged(
@@ -21,7 +22,7 @@ def merged(
             instead = f"use {taken[name]}" if taken[name] else "Podium needs it as it is"
             raise ValueError(f"rollout.engine_kwargs.{name} is Podium's to set; {instead}.")
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"see the engine arguments of {engine}'s documentation."
+            near = closest(name, known)
+            hint = f"did you mean {near}?" if near else f"see the engine arguments of {engine}'s documentation."
             raise ValueError(f"rollout.engine_kwargs.{name} is not an argument of {engine}; {hint}")
     return {name: value for name, value in {**defaults, **ours}.items() if name in known} | dict(given)
