@@ -19,6 +19,7 @@ from torch import Tensor
 from podium.engines.rollout.native.lean_ops import HeadNorms, Rotary
 
 MAX_SPLITS = 16
+MANY_PROGRAMS = 1400
 
 Tiling = tuple[int, int, int]
 """Tokens read at once, warps, and stages of the pipeline."""
@@ -27,17 +28,21 @@ Tiling = tuple[int, int, int]
 def choose_splits(num_rows: int, num_kv_heads: int, dim: int, num_processors: int) -> int:
     """Parts per sequence that keep the processors busy; small heads have less to read, and putting parts together costs
     them more. Seen on an H200."""
-    enough = num_processors * (1.5 if dim <= 64 else 4.5)
+    enough = num_processors * (1.5 if dim <= 64 else 2.9)
     splits = 1
     while splits < MAX_SPLITS and num_rows * num_kv_heads * splits < enough:
         splits *= 2
     return splits
 
 
-def choose_tiling(dim: int, itemsize: int) -> Tiling:
-    """The fastest of a sweep on an H200 (14/2 heads of 64: 2.6 TB/s; 16/8 of 128: 4.0 TB/s); wide heads must fit."""
-    if dim * itemsize <= 256:
+def choose_tiling(programs: int, dim: int, itemsize: int) -> Tiling:
+    """The fastest of a sweep on an H200 (14/2 heads of 64; 16/8 of 128). Small tiles let several programs share a
+    processor, which evens out sequences of different length; with very many programs the smallest do it best. Wide heads
+    must fit."""
+    if dim * itemsize <= 128:
         return 128, 4, 3
+    if dim * itemsize <= 256:
+        return (32, 1, 4) if programs >= MANY_PROGRAMS else (64, 2, 3)
     return (64, 4, 3) if dim * itemsize <= 512 else (32, 4, 3)
 
 
@@ -85,8 +90,8 @@ def _launch(
     tiling: Tiling | None,
 ) -> Tensor:
     count, dim, cache, splits = rows.shape[0], rows.shape[2], pages.cache, pages.splits
-    block, warps, stages = tiling or choose_tiling(dim, cache.element_size())
     num_kv, group = cache.shape[1], num_heads // cache.shape[1]
+    block, warps, stages = tiling or choose_tiling(count * num_kv * splits, dim, cache.element_size())
     out = rows.new_empty(count, num_heads, dim)
     parts, sums = out, out
     if splits > 1:
