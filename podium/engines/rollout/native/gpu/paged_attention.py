@@ -37,8 +37,8 @@ def choose_splits(num_rows: int, num_kv_heads: int, dim: int, num_processors: in
 
 def choose_tiling(programs: int, dim: int, itemsize: int) -> Tiling:
     """The fastest of a sweep on an H200 (14/2 heads of 64; 16/8 of 128). Small tiles let several programs share a
-    processor, which evens out sequences of different length; with very many programs the smallest do it best. Wide heads
-    must fit."""
+    processor, which evens out sequences of different length; with very many programs the smallest do it best. Wide
+    heads must fit."""
     if dim * itemsize <= 128:
         return 128, 4, 3
     if dim * itemsize <= 256:
