@@ -11,6 +11,8 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from podium.stop_points import result_of
+
 T = TypeVar("T")
 GRACE_S = 5.0
 
@@ -26,10 +28,10 @@ class LoopThread:
         self._loop.run_forever()
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
-        """Wait for a coroutine; an interrupt of the waiting thread cancels it."""
+        """Wait for a coroutine; one whose waiting is left is cancelled."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            return future.result(timeout_s)
+            return result_of(future, timeout_s)
         except BaseException:
             future.cancel()
             raise

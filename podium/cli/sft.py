@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from podium.cli.train import keep_traceback, split_words
+from podium.cli.train import ending, keep_traceback, split_words
 
 if TYPE_CHECKING:
     from podium.config.schema_sft import SupervisedConfig
@@ -100,7 +100,7 @@ def _run(config: SupervisedConfig, job: str) -> int:
     from podium.trainer import supervised
 
     try:
-        return supervised.run_supervised(config, getattr(supervised, job))
+        return ending(supervised.run_supervised(config, getattr(supervised, job)), config.trainer.runtime)
     except BaseException as error:
         keep_traceback(error, Path(config.trainer.default_local_dir) / "console.log")
         raise

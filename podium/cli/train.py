@@ -83,10 +83,24 @@ def train(config: Config) -> int:
     from podium.trainer.main_ppo import run_ppo
 
     try:
-        return run_ppo(config)
+        return ending(run_ppo(config), config.trainer.runtime)
     except BaseException as error:
         keep_traceback(error, Path(config.trainer.default_local_dir) / "console.log")
         raise
+
+
+def ending(code: int, runtime: str) -> int:
+    """The run is over and so is the process: Ray's processes go first, and after a stop nothing may keep it (a thread
+    that a library left behind, an exit hook that hangs)."""
+    if code > 128:
+        from podium.trainer.stopping import LEAVE_S, end_within
+
+        end_within(LEAVE_S, code)
+    if runtime == "ray":
+        from podium.single_controller import shutdown_ray
+
+        shutdown_ray()
+    return code
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ from podium.errors import RewardError
 from podium.protocol import DataProto, object_array
 from podium.rewards.records import Outcome, RewardRow
 from podium.rewards.scorer import InlineScorer
+from podium.stop_points import result_of
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +97,7 @@ class RewardManager:
 
     def collect(self, pending: PendingRewards) -> RewardResult:
         """Wait for the scores; every row gets an outcome within the reward's own time limit."""
-        outcomes = [future.result() for future in pending.futures]
+        outcomes = [result_of(future) for future in pending.futures]
         failures = [row for row, outcome in enumerate(outcomes) if outcome.status in ("error", "timeout")]
         for row in failures[:MAX_NAMED]:
             which = pending.rows[row]

@@ -25,6 +25,7 @@ from podium.single_controller.dispatch import (
 )
 from podium.single_controller.futures import CompletedFuture, WorkerFuture, resolve
 from podium.single_controller.worker import DataParallel, Worker, WorkerInfo
+from podium.stop_points import stop_point
 
 
 class WorkerGroup(ABC):
@@ -105,6 +106,7 @@ class WorkerGroup(ABC):
     def _dispatch(
         self, method: str, mode: Dispatch, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> WorkerFuture[Any]:
+        stop_point()
         call: Call = (tuple(resolve(arg) for arg in args), {key: resolve(value) for key, value in kwargs.items()})
         if mode is Dispatch.ONE_TO_ALL:
             return self._submit(method, [call], dict.fromkeys(range(self.world_size), 0))

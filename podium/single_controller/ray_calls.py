@@ -18,7 +18,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from podium.errors import PodiumError, WorkerDied, WorkerError, WorkerTimeout
 from podium.single_controller import logs
 from podium.single_controller.futures import WorkerFuture
+from podium.single_controller.lost_peer import speaks_of_lost_peer
 from podium.single_controller.ray_process import Failure, Placement, unpack
+from podium.stop_points import stop_point
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
 _LOOK_S = 0.5  # how long one failure may go unseen
 _GRACE_S = 1.0  # after a failure: how long others may take to show that theirs came first
 _PEER_GRACE_S = 4.0  # the same when the failure speaks of a lost peer: Ray may still be finding out who died
-_LOST_PEER = re.compile(r"peer|connection|nccl|gloo|socket", re.IGNORECASE)
 _TAIL_LIMIT_S = 5.0
 
 
@@ -70,6 +71,7 @@ class RayFuture(WorkerFuture[list[Any]]):
         limit_s = self._timeout_s if timeout is None else timeout
         deadline = time.monotonic() + limit_s
         while self._error is None and self._pending:
+            stop_point()
             self._look(min(_LOOK_S, deadline - time.monotonic()))
             if self._failed():
                 break
@@ -100,7 +102,7 @@ class RayFuture(WorkerFuture[list[Any]]):
     def _let_others_show(self) -> None:
         """Wait a little for a failure that explains the one seen; a death needs no explanation."""
         failed = self._failed().values()
-        is_lost_peer = all(_LOST_PEER.search(failure.cause) for failure in failed)
+        is_lost_peer = all(speaks_of_lost_peer(failure.cause) for failure in failed)
         deadline = time.monotonic() + (_PEER_GRACE_S if is_lost_peer else _GRACE_S)
         while self._pending and time.monotonic() < deadline:
             if any(isinstance(failure, Death) for failure in self._failed().values()):

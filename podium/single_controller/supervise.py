@@ -8,7 +8,6 @@ Deadlines of single calls belong to the calls themselves (ray_calls.py).
 from __future__ import annotations
 
 import logging
-import re
 import threading
 from collections.abc import Callable
 from enum import Enum
@@ -16,10 +15,9 @@ from typing import Protocol
 
 from podium.errors import PodiumError, WorkerDied, WorkerError, WorkerTimeout
 from podium.single_controller.group import WorkerGroup
+from podium.single_controller.lost_peer import speaks_of_lost_peer
 
 log = logging.getLogger(__name__)
-
-_LOST_PEER = re.compile(r"connection (reset|closed)|peer|nccl|gloo", re.IGNORECASE)
 
 
 class Decision(Enum):
@@ -64,7 +62,7 @@ def is_lost(failure: BaseException) -> bool:
     """Whether workers died or fell silent, as opposed to raising an error of their own."""
     if isinstance(failure, WorkerDied | WorkerTimeout):
         return True
-    return isinstance(failure, WorkerError) and bool(_LOST_PEER.search(failure.cause))
+    return isinstance(failure, WorkerError) and speaks_of_lost_peer(failure.cause)
 
 
 class Heartbeat:

@@ -127,7 +127,7 @@ class RayPPOTrainer:
         keep = Retention(trainer.max_ckpt_to_keep, trainer.best_metric, trainer.best_metric_mode == "max")
         self.checkpoints = CheckpointStore(self.run_folder / "checkpoints", keep)
         self.recorder = Recorder(config, self.total_training_steps)
-        uploader = make_uploader(trainer.default_hdfs_dir, self.recorder.event, trainer.max_ckpt_to_keep)
+        uploader = make_uploader(trainer.default_hdfs_dir, self.recorder.event, keep)
         self.saver = CheckpointSaver(self.checkpoints, self.recorder, uploader, trainer.async_save)
         self.stopping = StopSignals(trainer)
         self.needs_old_log_probs = needs_old_log_probs(config)

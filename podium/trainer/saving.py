@@ -119,7 +119,7 @@ def open_store(store: CheckpointStore, uploader: Uploader | None, resume_mode: s
     """Clean up after a killed run, fetch what only the remote store has, and find where to go on."""
     store.clean()
     if uploader is not None and resume_mode in ("auto", "must"):
-        _, broken = uploader.remote.fetch(store)
+        broken = uploader.fetch(store)
         found = store.find(resume_mode)
         return Found(found.path, found.broken | {Path(f"global_step_{s}"): fault for s, fault in broken.items()})
     return store.find(resume_mode)

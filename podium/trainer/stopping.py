@@ -1,17 +1,20 @@
 """Being told to stop: SIGTERM, SIGINT, or an instance that will be taken away.
 
 A stop drops what is under way (generation, scoring, validation) but never an update: code under `protected()` runs to
-its end first. What then remains to be done is the callback of `guard`: the trainer saves. A second Ctrl-C ends at once.
-The exit code is the shell's, 128 + signal. A stop that takes longer than the grace time ends the process as it is; the
-newest complete checkpoint is what counts then.
+its end first. The signal is only noted when it comes; RunStopped is raised at the next stop point (stop_points.py)
+or protected phase. What then remains to be done is the callback of `guard`: the trainer saves. A second Ctrl-C ends at
+once. The exit code is the shell's, 128 + signal. Leaving that takes longer than the grace time ends the process as it
+is, showing where it was; the newest complete checkpoint is what counts then.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import functools
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +23,7 @@ from types import FrameType
 from typing import Any, Protocol, TypeVar
 
 from podium.config.schema import TrainerConfig
+from podium.stop_points import off_stop_point, on_stop_point
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +33,10 @@ EXPIRATION_VARIABLES = (
 )
 SAVE_ROOM_S = 60.0
 """What a save may take, beside the longest step."""
+NOTHING_TO_SAVE_S = 5.0
+"""The grace time before training begins."""
+LEAVE_S = 20.0
+"""What the end of the process may take once all is saved and closed."""
 
 
 class RunStopped(BaseException):
@@ -44,7 +52,10 @@ class RunStopped(BaseException):
 
 
 class StopSignals:
-    """A context: inside it, signals become RunStopped in the main thread, as soon as that is safe."""
+    """A context: inside it, signals become RunStopped in the main thread, as soon as that is safe.
+
+    Until `guard` is entered there is nothing to save, and a stop takes a few seconds at most.
+    """
 
     def __init__(self, config: TrainerConfig, environ: Mapping[str, str] | None = None) -> None:
         self._grace_s, self._redundant_s = config.stop_grace_s, config.esi_redundant_time
@@ -53,6 +64,8 @@ class StopSignals:
         self._request: RunStopped | None = None
         self._raised = False
         self._protected = 0
+        self._guarding = False
+        self._timer: threading.Timer | None = None
         self._before: dict[int, Any] = {}
         self._entered = 0
 
@@ -63,35 +76,39 @@ class StopSignals:
         if self._entered == 1 and threading.current_thread() is threading.main_thread():
             for signum in (signal.SIGTERM, signal.SIGINT):
                 self._before[signum] = signal.signal(signum, self._on_signal)
+            on_stop_point(self._at_stop_point)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._entered -= 1
-        if self._entered == 0:
+        if self._entered == 0 and self._before:
+            off_stop_point(self._at_stop_point)
             for signum, handler in self._before.items():
                 signal.signal(signum, handler)
             self._before.clear()
+            if self._timer is not None:
+                self._timer.cancel()
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        if self._request is not None:
-            if signum == signal.SIGINT:
-                raise KeyboardInterrupt
-            return
-        self.request(signum, f"got {signal.Signals(signum).name}")
+        if self._request is None:
+            self.request(signum, f"got {signal.Signals(signum).name}")
+        elif signum == signal.SIGINT:
+            raise KeyboardInterrupt
+
+    def _at_stop_point(self) -> None:
         if not self._protected:
             self.check()
 
     # ---- what the trainer says
 
     def request(self, signum: int, reason: str) -> None:
-        """Stop when it is safe."""
+        """Stop when it is safe. May be called in a signal handler, so it writes without the locks of a logger."""
         if self._request is None:
             self._request = RunStopped(signum, reason)
-            log.warning("%s: stopping", reason)
+            os.write(2, f"{reason}: stopping\n".encode())
             if self._grace_s > 0:
-                timer = threading.Timer(self._grace_s, _end_now, [128 + signum, self._grace_s])
-                timer.daemon = True
-                timer.start()
+                limit_s = self._grace_s if self._guarding else min(NOTHING_TO_SAVE_S, self._grace_s)
+                self._timer = end_within(limit_s, 128 + signum)
 
     def check(self) -> None:
         if self._request is not None:
@@ -126,8 +143,10 @@ class StopSignals:
     def guard(self, leave: Callable[[RunStopped], None]) -> Iterator[None]:
         """Run the body; when it is told to stop, `leave` runs before RunStopped goes on."""
         with self:
+            self._guarding = True
             try:
                 try:
+                    self.check()
                     yield
                 except Exception:  # (not a fault boundary: it goes on, or what caused it does)
                     self.check_wrapped()
@@ -178,6 +197,15 @@ def expiration_time(environ: Mapping[str, str]) -> float | None:
     return None
 
 
-def _end_now(exit_code: int, grace_s: float) -> None:
-    log.error("stopping took longer than trainer.stop_grace_s=%g s; ending without a further save", grace_s)
-    os._exit(exit_code)
+def end_within(limit_s: float, exit_code: int) -> threading.Timer:
+    """End this process with the code if it is still there after so long; says where it was."""
+
+    def end() -> None:
+        log.error("stopping took longer than %g s; ending as it is, without a further save", limit_s)
+        faulthandler.dump_traceback(sys.__stderr__ or 2)
+        os._exit(exit_code)
+
+    timer = threading.Timer(limit_s, end)
+    timer.daemon = True
+    timer.start()
+    return timer

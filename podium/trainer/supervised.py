@@ -63,13 +63,15 @@ REWARD = Job("train-reward", RewardTrainingWorker, PairRows, "reward_model.enabl
 def run_supervised(config: SupervisedConfig, job: Job) -> int:
     """Train as the configuration says; returns the exit code."""
     check_supervised(config)
-    trainer = SupervisedTrainer(config, job)
-    try:
-        trainer.fit()
-    except RunStopped as stop:
-        return stop.exit_code
-    finally:
-        trainer.shutdown()
+    with StopSignals(config.trainer) as stopping:
+        trainer = SupervisedTrainer(config, job, stopping)
+        try:
+            trainer.workers.init_model()
+            trainer.fit()
+        except RunStopped as stop:
+            return stop.exit_code
+        finally:
+            trainer.shutdown()
     return 0
 
 
@@ -135,7 +137,7 @@ class SupervisedRecorder(Recorder):
 
 
 class SupervisedTrainer:
-    def __init__(self, config: SupervisedConfig, job: Job) -> None:
+    def __init__(self, config: SupervisedConfig, job: Job, stopping: StopSignals) -> None:
         self.config, self.job, self.name = config, job, job.worker.name
         trainer, data = config.trainer, config.data
         device = resolve_device(trainer.device)
@@ -150,16 +152,15 @@ class SupervisedTrainer:
         keep = Retention(trainer.max_ckpt_to_keep, trainer.best_metric, trainer.best_metric_mode == "max")
         self.checkpoints = CheckpointStore(self.run_folder / "checkpoints", keep)
         self.recorder = SupervisedRecorder(config, job, self.total_steps)
-        uploader = make_uploader(trainer.default_hdfs_dir, self.recorder.event, trainer.max_ckpt_to_keep)
+        uploader = make_uploader(trainer.default_hdfs_dir, self.recorder.event, keep)
         self.saver = CheckpointSaver(self.checkpoints, self.recorder, uploader, trainer.async_save)
-        self.stopping, self.limits = StopSignals(trainer), StepLimits(trainer)
+        self.stopping, self.limits = stopping, StepLimits(trainer)
         self.step, self.validated_step, self.validation_metrics = 0, -1, dict[str, float]()
         self.workers: Any = start_workers(config, job, self.total_steps, use_gpu=device == "cuda")
 
     @stoppable
     def fit(self) -> None:
         """Train from the newest checkpoint, or from the start, to the last step."""
-        self.workers.init_model()
         self._load_checkpoint()
         if self.step >= self.total_steps:
             self.recorder.nothing_to_do(self.step)

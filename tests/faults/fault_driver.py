@@ -7,6 +7,7 @@ kills, stops or starves itself in the middle of a phase; nothing in podium knows
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import multiprocessing
 import os
 import resource
@@ -73,16 +74,25 @@ def train(folder: Path, *words: str, faults: tuple[Fault, ...] = (), limit_s: fl
 
 def start(folder: Path, *words: str, faults: tuple[Fault, ...] = ()) -> Any:
     """The child, running. It leads a session of its own, so that whatever it leaves behind can be found."""
-    child = context().Process(target=_run, args=([*TINY, f"trainer.default_local_dir={folder}", *words], faults))
+    forking = context()
+    ready, says_ready = forking.Pipe(duplex=False)
+    settings = [*TINY, f"trainer.default_local_dir={folder}", *words]
+    child = forking.Process(target=_run, args=(settings, faults, says_ready))
     child.start()
+    says_ready.close()
+    assert ready.poll(60), "the process did not start"  # before that a signal would meet the fork server's handlers
+    ready.close()
+    child.output = Path(f"{folder}.out")
     return child
 
 
 def finish(child: Any, limit_s: float = 120.0) -> int:
     child.join(limit_s)
     if child.exitcode is None:
+        os.kill(child.pid, signal.SIGUSR1)  # writes where its threads are
+        child.join(5)
         os.kill(child.pid, signal.SIGKILL)
-        raise AssertionError(f"the run did not end within {limit_s} s")
+        raise AssertionError(f"the run did not end within {limit_s} s:\n{child.output.read_text()[-8000:]}")
     code = int(child.exitcode)
     child.close()
     return code
@@ -100,7 +110,7 @@ def of_session(session: int) -> list[int]:
     return found
 
 
-def _run(words: list[str], faults: tuple[Fault, ...]) -> None:
+def _run(words: list[str], faults: tuple[Fault, ...], ready: Any) -> None:
     from podium.cli.main import main
 
     os.setsid()
@@ -112,8 +122,11 @@ def _run(words: list[str], faults: tuple[Fault, ...]) -> None:
     output = os.open(f"{folder}.out", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
+    faulthandler.register(signal.SIGUSR1, file=2)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _plant(faults)
+    ready.send(None)
+    ready.close()
     sys.exit(main(["train", *words]))
 
 

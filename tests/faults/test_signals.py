@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from fault_driver import PPO, TINY, Fault, train, without_clocks
 
 from podium.checkpoint.store import CheckpointStore
 from podium.config.schema import TrainerConfig
+from podium.stop_points import result_of, stop_point
 from podium.tracking import read_events, read_metrics
 from podium.trainer.stopping import EXPIRATION_VARIABLES, RunStopped, StopSignals
 
@@ -67,7 +71,9 @@ def test_a_run_on_an_instance_that_will_be_taken_away_saves_and_leaves(tmp_path:
 
 def test_there_is_time_left_until_a_step_and_a_save_no_longer_fit() -> None:
     def stopping(left_s: float) -> StopSignals:
-        return StopSignals(TrainerConfig(esi_redundant_time=10), {EXPIRATION_VARIABLES[0]: str(time.time() + left_s)})
+        return StopSignals(
+            TrainerConfig(esi_redundant_time=10, stop_grace_s=0), {EXPIRATION_VARIABLES[0]: str(time.time() + left_s)}
+        )
 
     for left_s, stops in ((60 + 30 + 10 + 5, False), (60 + 30 + 10 - 1, True)):
         watch = stopping(left_s)
@@ -108,6 +114,7 @@ def test_a_stop_that_a_library_wraps_into_its_own_error_is_still_a_stop() -> Non
     with pytest.raises(RunStopped), stopping.guard(lambda stop: left.append(stop.reason)):
         try:
             signal.raise_signal(signal.SIGTERM)
+            stop_point()
         except BaseException as error:
             raise RuntimeError("CheckpointException") from error
     assert left == ["got SIGTERM"]
@@ -120,3 +127,96 @@ def test_an_error_during_a_protected_phase_is_not_taken_for_a_stop() -> None:
         signal.raise_signal(signal.SIGTERM)
         raise RuntimeError("mine")
     assert left == [], "a half-made step is not saved"
+
+
+def test_a_signal_raises_nothing_until_a_stop_point() -> None:
+    """Raised inside Thread.start, it would leave a pool's thread that nobody ends (and did)."""
+    stopping, reached = StopSignals(TrainerConfig(stop_grace_s=0)), []
+    with pytest.raises(RunStopped), stopping:
+        signal.raise_signal(signal.SIGTERM)
+        reached.append("after the signal")
+        stop_point()
+        reached.append("after the stop point")
+    assert reached == ["after the signal"]
+    stop_point()  # the run is over: nothing asks any more
+
+
+def test_a_wait_for_work_of_another_thread_is_left() -> None:
+    never: Future[None] = Future()
+    stopping = StopSignals(TrainerConfig(stop_grace_s=0))
+    threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGTERM]).start()
+    with pytest.raises(RunStopped), stopping:
+        result_of(never)
+
+
+def test_waiting_with_a_limit_gives_the_result_the_error_or_a_timeout() -> None:
+    future: Future[int] = Future()
+    with pytest.raises(TimeoutError):
+        result_of(future, 0.05)
+    threading.Timer(0.3, future.set_result, [7]).start()
+    assert result_of(future, 30) == result_of(future) == 7
+    failing: Future[int] = Future()
+    failing.set_exception(TimeoutError("the work's own"))
+    with pytest.raises(TimeoutError, match="the work's own"):
+        result_of(failing)
+
+
+def test_other_threads_are_not_stopped() -> None:
+    with StopSignals(TrainerConfig(stop_grace_s=0)) as stopping:
+        stopping.request(signal.SIGTERM, "test")
+        thread = threading.Thread(target=stop_point)
+        thread.start()
+        thread.join()
+
+
+HANGS = """
+import signal, sys, threading
+from podium.config.schema import TrainerConfig
+from podium.trainer.stopping import StopSignals
+with StopSignals(TrainerConfig(stop_grace_s=0.5)) as stopping, stopping.protected():
+    signal.raise_signal(signal.SIGTERM)
+    def stuck_here(): threading.Event().wait()
+    stuck_here()
+"""
+
+
+def test_leaving_that_hangs_ends_after_the_grace_time_and_says_where_it_was() -> None:
+    ended = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 143
+    assert "got SIGTERM: stopping" in ended.stderr and "longer than 0.5 s" in ended.stderr
+    assert "stuck_here" in ended.stderr
+
+
+def test_a_stop_during_set_up_ends_the_process_whatever_is_under_way(tmp_path: Path) -> None:
+    """The model is being loaded, and goes on being loaded: nothing is to be saved, so nobody waits for it."""
+    script = tmp_path / "slow.py"
+    script.write_text(
+        "import os, signal, sys, threading\n"
+        "from podium.trainer import main_ppo, stopping\n"
+        "from podium.cli.main import main\n"
+        "def build_trainer(config):\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    threading.Event().wait()\n"
+        "main_ppo.build_trainer, stopping.NOTHING_TO_SAVE_S = build_trainer, 0.5\n"
+        "sys.exit(main(['train', *sys.argv[1:]]))\n"
+    )
+    command = [sys.executable, str(script), *TINY, f"trainer.default_local_dir={tmp_path / 'run'}"]
+    assert subprocess.run(command, capture_output=True, timeout=120).returncode == 130
+
+
+def test_a_thread_that_a_library_leaves_behind_does_not_keep_a_stopped_run(tmp_path: Path) -> None:
+    script = tmp_path / "left_behind.py"
+    script.write_text(
+        "import os, signal, sys, threading\n"
+        "from podium.trainer import main_ppo, stopping\n"
+        "from podium.stop_points import stop_point\n"
+        "from podium.cli.main import main\n"
+        "def build_trainer(config):\n"
+        "    threading.Thread(target=threading.Event().wait).start()\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    stop_point()\n"
+        "main_ppo.build_trainer, stopping.LEAVE_S = build_trainer, 0.5\n"
+        "sys.exit(main(['train', *sys.argv[1:]]))\n"
+    )
+    command = [sys.executable, str(script), *TINY, f"trainer.default_local_dir={tmp_path / 'run'}"]
+    assert subprocess.run(command, capture_output=True, timeout=120).returncode == 143

@@ -109,6 +109,8 @@ def test_the_policy_replaces_lost_workers_a_few_times_without_progress() -> None
     lost_peer = WorkerError("actor", 0, "update_actor", "RuntimeError: [gloo] Connection closed by peer")
     assert policy.decide(lost_peer, progress=6) is Decision.RESTART_GROUP
     assert policy.decide(WorkerError("actor", 0, "update_actor", "ValueError: mine"), progress=6) is Decision.RAISE
+    own_fault = WorkerError("actor", 0, "update_actor", "TypeError: unsupported operand: PeerGroup and NCCLConfig")
+    assert policy.decide(own_fault, progress=6) is Decision.RAISE, "its own code is wrong, whatever it is called"
     assert Raise().decide(died, progress=9) is Decision.RAISE
 
 
@@ -134,10 +136,7 @@ def test_a_killed_driver_leaves_no_ray_process_and_the_run_goes_on(tmp_path: Pat
         seen |= ray_processes(driver)
         child.join(0.2)
     assert finish(child) == -signal.SIGKILL and len(seen) >= 4, "the store, the scheduler and two workers were there"
-    deadline = time.monotonic() + 180  # Ray's own agents look for their dead cluster for a minute
-    while ray_processes(driver) and time.monotonic() < deadline:
-        time.sleep(0.5)
-    assert ray_processes(driver) == set(), "orphans"
+    assert ray_processes_left(driver) == set(), "orphans"
     assert train(tmp_path / "run", *words) == 0
     assert without_clocks(read_metrics(tmp_path / "run")) == golden
 
@@ -155,6 +154,31 @@ def test_runs_on_ray_killed_within_and_at_the_end_of_an_epoch_write_the_golden_m
     assert train(tmp_path / "run", *words) == 0, (tmp_path / "run.out").read_text()
     assert without_clocks(read_metrics(tmp_path / "run")) == golden(*words)
     assert [e["step"] for e in read_events(tmp_path / "run") if e["kind"] == "resumed"] == [4, 6]
+
+
+@pytest.mark.soak
+def test_a_run_on_ray_that_is_told_to_stop_saves_leaves_nothing_and_goes_on(
+    tmp_path: Path, golden: Callable[..., list[dict[str, Any]]]
+) -> None:
+    words = [*PPO, "trainer.runtime=ray", "trainer.n_gpus_per_node=2", "trainer.total_training_steps=4"]
+    words += ["trainer.save_freq=-1", "trainer.async_save=false"]
+    for phase, signum, done in (("gen", signal.SIGTERM, 1), ("update_actor", signal.SIGINT, 3)):
+        child = start(tmp_path / "run", *words, faults=(Fault(phase, nth=2, signum=signum),))
+        driver = child.pid
+        assert finish(child) == 128 + signum, (tmp_path / "run.out").read_text()
+        stopped = read_events(tmp_path / "run")[-1]
+        assert stopped["kind"] == "stopped" and stopped["step"] == done
+        assert ray_processes_left(driver) == set(), "orphans"
+    assert train(tmp_path / "run", *words) == 0, (tmp_path / "run.out").read_text()
+    assert without_clocks(read_metrics(tmp_path / "run")) == golden(*words)
+
+
+def ray_processes_left(driver: int) -> set[int]:
+    """Those that stay when the driver is gone; Ray's own agents look for their dead cluster for a minute."""
+    deadline = time.monotonic() + 180
+    while (left := ray_processes(driver)) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return left
 
 
 def ray_processes(driver: int) -> set[int]:

@@ -20,6 +20,7 @@ import numpy as np
 from podium.engines.rollout.base import Completion, ImagePrompt, SamplingParams
 from podium.engines.rollout.request import Array, Request, Watched
 from podium.errors import RolloutError
+from podium.stop_points import stop_point
 
 
 def refuse_images(engine: object) -> None:
@@ -124,6 +125,7 @@ class RequestFront(ABC):
         with self._lock, self._generating():
             for group in groups:
                 while not all(request.done for request in group):
+                    stop_point()
                     self.step()
         return [[request.result() for request in group] for group in groups]
 

@@ -33,6 +33,7 @@ from podium.engines.rollout.native.slots import Slots
 from podium.engines.rollout.request import Request, Written
 from podium.models.load import backbone
 from podium.models.vision import attention_by_part, image_places, merge_images
+from podium.stop_points import stop_point
 
 
 class HFEngine(ModuleEngine):
@@ -145,6 +146,7 @@ class _DrawOne(LogitsProcessor):
         self.alive = np.arange(len(slots.requests))
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        stop_point()
         choice = torch.zeros(len(scores), dtype=torch.long, device=scores.device)
         if self.alive.size:
             alive = torch.from_numpy(self.alive).to(scores.device)

@@ -28,6 +28,7 @@ from podium.engines.rollout.request import Array, Request
 from podium.engines.rollout.shared_weights import Outline, SharedWeights
 from podium.engines.rollout.weights import sample_values
 from podium.errors import PublishError, RolloutError
+from podium.stop_points import stop_point
 
 log = logging.getLogger(__name__)
 
@@ -186,6 +187,7 @@ class HostedEngine(RequestFront):
         with news:
             while not inbox and self._running and not (self._arrivals or self._aborts or self._paused):
                 self.host.check()
+                stop_point()
                 news.wait(LOOK_S)
             messages = [inbox.popleft() for _ in range(len(inbox))]
         ended = []

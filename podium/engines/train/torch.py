@@ -38,6 +38,7 @@ from podium.metric import Metric, Metrics, merge_metrics
 from podium.models.lora import adapter_tensors, adapters_off
 from podium.models.value import ValueModel
 from podium.protocol import DataProto
+from podium.stop_points import stop_point
 
 logger = logging.getLogger(__name__)
 
@@ -144,6 +145,7 @@ class TorchEngine:
         """The model's outputs micro-batch by micro-batch, with the rows they belong to."""
         self._ready(train=False)
         for index in self._micro_batches(rows):
+            stop_point()
             outputs = self._run(rows[index], options)
             if len(index):
                 yield index, outputs
