@@ -1,26 +1,29 @@
 """How fast the native rollout engine is, side by side with the ways to generate that a user has without it.
 
-    python bench/rollout.py                      every job of this machine's device, against every peer that runs here
-    python bench/rollout.py --jobs nano --peers none --pairs 3
+    python bench/rollout.py                                  every job of this device, against every peer that is here
+    python bench/rollout.py --jobs nano --peers none --pairs 3           ours alone, on one job
+    python bench/rollout.py --jobs ragged --peers hf-static,vllm --limit-s 240      what fits into four minutes
+    VLLM_PYTHON=/path/with/vllm/bin/python python bench/rollout.py --peers vllm     vLLM from an environment of its own
 
 A job is a model shape with random weights and a list of (prompt, new) lengths. Before it is timed, our log-probs are
-compared with a plain forward pass of transformers. Contestants take turns (ours, peer, ours, peer, ...); a line shows
-the median tokens per second, the median ratio of neighbouring runs with its smallest and largest (for vLLM on a CPU, in
-its own process, also that of the processor time), and the share of the limit: the least time in which the device could
-read the weights and the KV and do the arithmetic. Peers of transformers do not compute log-probs; ours does.
+compared with a plain forward pass of transformers. Each peer is a process of its own (bench/peer.py says how they
+talk), so that it cannot break ours; one that fails has `peer_failed` in its row. Contestants take turns (ours, peer,
+ours, peer, ...). A row shows the median tokens per second, the median ratio of neighbouring runs with its smallest and
+largest (on a CPU also that of the processor time, the better measure on a busy machine), and the share of the limit:
+the least time in which the device could read the weights and the KV and do the arithmetic. Ours and vLLM compute
+log-probs, the peers of transformers do not.
 """
 
 from __future__ import annotations
 
 import argparse
-import atexit
 import gc
 import json
+import math
 import os
 import random
-import resource
+import signal
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -34,21 +37,31 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 import transformers
 from clock import timed
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from hf_peer import make_model
+from peer import Patience, Turn, limit_memory, take_turns
+from transformers import PreTrainedModel
 
 from podium.config.schema import RolloutConfig
 from podium.engines.rollout.base import Completion, SamplingParams
 from podium.engines.rollout.native.engine import NativeEngine
 
-VLLM_PYTHON = os.environ.get("VLLM_PYTHON", str(Path(__file__).resolve().parent.parent / ".venv-vllm/bin/python"))
+HERE = Path(__file__).resolve().parent
+VLLM_PYTHON = os.environ.get("VLLM_PYTHON", str(HERE.parent / ".venv-vllm/bin/python"))
 """The Python that has vLLM; `make env-vllm` builds one."""
 
-VLLM_PEERS: list[subprocess.Popen[str]] = []
-PEER_CPU_S: list[float] = []
-"""Processor time of each run of a peer in another process: on a busy machine a better measure than the clock."""
+PEERS = {
+    "hf-dynamic": [sys.executable, str(HERE / "hf_peer.py"), "dynamic"],
+    "hf-static": [sys.executable, str(HERE / "hf_peer.py"), "static"],
+    "hf-continuous": [sys.executable, str(HERE / "hf_peer.py"), "continuous"],
+    "vllm": [VLLM_PYTHON, str(HERE / "vllm_peer.py")],
+}
 
 CPU_BYTES = 6 << 30
-"""What a run on a CPU may take; a peer that wants more fails instead of the machine."""
+"""What a contestant may take on a CPU; one that wants more fails instead of the machine."""
+OUR_GPU_SHARE = 0.3
+"""Of a GPU's memory, for our KV cache: on an H200 enough for every job at once."""
+GPU_RESERVE = 4 << 30
+"""Bytes of a GPU that a peer leaves free, for its CUDA context and for what we may yet ask for."""
 
 SHAPES: dict[str, dict[str, Any]] = {
     "4M": {"model_type": "qwen2", "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
@@ -71,11 +84,16 @@ class Job:
     n: int = 1
 
     @property
+    def config(self) -> dict[str, Any]:
+        options = {"max_position_embeddings": 4096, "tie_word_embeddings": True, "eos_token_id": 1}
+        return SHAPES[self.shape] | options | {"bos_token_id": None}
+
+    @property
     def new_tokens(self) -> int:
         return self.n * sum(new for _, new in self.lengths)
 
-    def prompts(self, vocab_size: int) -> list[list[int]]:
-        rng = random.Random(1)
+    def prompts(self) -> list[list[int]]:
+        rng, vocab_size = random.Random(1), SHAPES[self.shape]["vocab_size"]
         return [[rng.randrange(10, vocab_size) for _ in range(size)] for size, _ in self.lengths]
 
 
@@ -98,22 +116,12 @@ def make_jobs(device: str) -> list[Job]:
     ]
 
 
-def make_model(shape: str, device: str) -> PreTrainedModel:
-    options = {"max_position_embeddings": 4096, "tie_word_embeddings": True, "eos_token_id": 1, "bos_token_id": None}
-    config = AutoConfig.for_model(**(SHAPES[shape] | options))
-    torch.manual_seed(0)
-    dtype = torch.float32 if device == "cpu" else torch.bfloat16
-    with torch.device(device):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    return model.eval()
-
-
-# ---- contestants: each makes a function that does the whole job once
-
-
 def native(model: PreTrainedModel, job: Job) -> Callable[[], list[Completion]]:
-    engine = NativeEngine(model, RolloutConfig(max_num_seqs=256, max_num_batched_tokens=16384, kv_cache_gb=4.0))
-    prompts = job.prompts(model.config.vocab_size)
+    """What does the whole job once."""
+    config = RolloutConfig(max_num_seqs=256, max_num_batched_tokens=16384)
+    config.kv_cache_gb, config.gpu_memory_utilization = 4.0, OUR_GPU_SHARE
+    engine = NativeEngine(model, config)
+    prompts = job.prompts()
 
     def run() -> list[Completion]:
         groups = [
@@ -128,93 +136,7 @@ def native(model: PreTrainedModel, job: Job) -> Callable[[], list[Completion]]:
     return run
 
 
-def hf_generate(cache: str) -> Callable[[PreTrainedModel, Job], Callable[[], None]]:
-    """Left-padded batches; a batch runs until its longest response is written, as it does with end-of-sequence."""
-
-    def make(model: PreTrainedModel, job: Job) -> Callable[[], None]:
-        prompts = [p for p in job.prompts(model.config.vocab_size) for _ in range(job.n)]
-        width = max(map(len, prompts))
-        ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts], device=model.device)
-        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=model.device)
-        longest = max(new for _, new in job.lengths)
-        generate: Any = model.generate
-
-        def run() -> None:
-            model.set_attn_implementation("sdpa")
-            with torch.no_grad():
-                generate(
-                    ids,
-                    attention_mask=mask,
-                    max_new_tokens=longest,
-                    min_new_tokens=longest,
-                    do_sample=True,
-                    cache_implementation=None if cache == "dynamic" else cache,
-                    pad_token_id=0,
-                )
-
-        return run
-
-    return make
-
-
-def hf_continuous(model: PreTrainedModel, job: Job) -> Callable[[], None]:
-    """transformers' own continuous batching; every response has the job's mean length. Its cache is kept from taking
-    what memory there is."""
-    from transformers import ContinuousBatchingConfig, GenerationConfig
-
-    prompts = [p for p in job.prompts(model.config.vocab_size) for _ in range(job.n)]
-    mean = round(job.new_tokens / len(prompts))
-    settings = GenerationConfig(max_new_tokens=mean, do_sample=True, eos_token_id=-1, pad_token_id=0)
-
-    memory = ContinuousBatchingConfig(max_memory_percent=0.05 if model.device.type == "cpu" else 0.5)
-
-    def run() -> None:
-        model.set_attn_implementation("sdpa")
-        generate_batch: Any = model.generate_batch
-        generate_batch(inputs=prompts, generation_config=settings, continuous_batching_config=memory)
-
-    return run
-
-
-def vllm_generate(_model: PreTrainedModel, job: Job) -> Callable[[], None]:
-    """In its own environment and process, which does the whole job each time a line asks it to. With log-probs, as we
-    do; dummy weights of the same shape."""
-    for former in VLLM_PEERS:
-        former.kill()
-    program = Path(__file__).with_name("vllm_peer.py")
-    environment = os.environ | {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    peer = subprocess.Popen(
-        [VLLM_PYTHON, str(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-    )
-    assert peer.stdin is not None and peer.stdout is not None
-    told, heard = peer.stdin, peer.stdout
-    shape = SHAPES[job.shape] | {"max_position_embeddings": 4096, "tie_word_embeddings": True}
-    asked = {"shape": shape, "lengths": job.lengths, "n": job.n, "prompts": job.prompts(shape["vocab_size"])}
-
-    def say(line: str) -> None:
-        told.write(line + "\n")
-        told.flush()
-        while not (answer := heard.readline()).startswith("done"):
-            if not answer and peer.poll() is not None:
-                raise RuntimeError(f"vLLM ended with code {peer.poll()}")
-        PEER_CPU_S.append(float(answer.split()[1]))
-
-    VLLM_PEERS.append(peer)
-    atexit.register(peer.kill)
-    say(json.dumps(asked))
-    return lambda: say("run")
-
-
-PEERS: dict[str, Callable[[PreTrainedModel, Job], Callable[[], None]]] = {
-    "hf-dynamic": hf_generate("dynamic"),
-    "hf-static": hf_generate("static"),
-    "hf-continuous": hf_continuous,
-}
-if Path(VLLM_PYTHON).is_file():
-    PEERS["vllm"] = vllm_generate
-
-
-# ---- the limit, the check, the clock
+# ---- the limit and the check
 
 
 @dataclass(frozen=True)
@@ -244,7 +166,7 @@ def limit_seconds(job: Job, model: PreTrainedModel, device: Device) -> float:
     kv = 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * itemsize
     weights = sum(p.numel() for p in model.parameters())
     body = weights - config.vocab_size * config.hidden_size
-    seconds = sum(2 * body * size / device.flops for size, _ in job.lengths)
+    seconds: float = sum(2 * body * size / device.flops for size, _ in job.lengths)
     for step in range(max(new for _, new in job.lengths)):
         alive = [size + step for size, new in job.lengths if new > step]
         rows = len(alive) * job.n
@@ -258,7 +180,7 @@ def check(model: PreTrainedModel, completions: list[Completion], job: Job) -> fl
     """The largest difference of our log-probs from a plain forward pass, over a few responses."""
     model.set_attn_implementation("sdpa")
     worst = 0.0
-    prompts = [p for p in job.prompts(model.config.vocab_size) for _ in range(job.n)]
+    prompts = [p for p in job.prompts() for _ in range(job.n)]
     for prompt, completion in list(zip(prompts, completions, strict=True))[:4]:
         ids = torch.tensor([prompt + completion.token_ids], device=model.device)
         rows = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
@@ -269,68 +191,99 @@ def check(model: PreTrainedModel, completions: list[Completion], job: Job) -> fl
     return worst
 
 
-def compete(job: Job, device: str, ceilings: Device, peers: list[str], pairs: int) -> list[dict[str, Any]]:
-    model = make_model(job.shape, device)
+# ---- taking turns
+
+
+def free_memory(device: str) -> int:
+    """Bytes that a peer may take."""
+    return CPU_BYTES if device == "cpu" else max(0, torch.cuda.mem_get_info()[0] - GPU_RESERVE)
+
+
+def spread(ratios: list[float]) -> list[float]:
+    return [round(f(ratios), 2) for f in (statistics.median, min, max)]
+
+
+def result(job: Job, limit_s: float, mine: list[Turn], theirs: list[Turn], device: str) -> dict[str, Any]:
+    if not mine:
+        return {"skipped": "--limit-s was over"}
+    own_s = statistics.median(turn.seconds for turn in mine)
+    row: dict[str, Any] = {"tok_s": round(job.new_tokens / own_s), "share_of_limit": round(limit_s / own_s, 3)}
+    pairs = list(zip(mine, theirs, strict=False))  # a peer that failed has fewer turns
+    row |= {"runs": len(mine), "pairs": len(pairs)}
+    if pairs:
+        row["peer_tok_s"] = round(job.new_tokens / statistics.median(turn.seconds for turn in theirs))
+        row["ratio"] = spread([peer.seconds / own.seconds for own, peer in pairs])
+        if device == "cpu":
+            row["cpu_ratio"] = spread([peer.cpu_s / own.cpu_s for own, peer in pairs])
+    return row
+
+
+def compete(job: Job, device: str, ceilings: Device, peers: list[str], pairs: int, patience: Patience) -> None:
+    """Prints a row for each peer, as soon as it is known."""
+    model = make_model(job.config, device)
     ours = native(model, job)
     difference = check(model, ours(), job)
+    free_cached(device)
     ours()
-    limit = limit_seconds(job, model, ceilings)
-    rows = []
-    for peer in peers or [None]:
-        row: dict[str, Any] = {"job": job.name, "shape": job.shape, "tokens": job.new_tokens, "peer": peer}
-        row |= {"log_prob_difference": difference, "limit_tok_s": round(job.new_tokens / limit)}
-        mine, theirs, own_cpu = [], [], []
-        try:
-            other = PEERS[peer](model, job) if peer else None
-            if other is not None:
-                timed(other, device)
-            PEER_CPU_S.clear()
-            for _ in range(pairs):
-                before = time.process_time()
-                mine.append(timed(ours, device))
-                own_cpu.append(time.process_time() - before)
-                if other is not None:
-                    theirs.append(timed(other, device))
-        except Exception as error:  # noqa: BLE001  a peer that cannot run here is a result, not a failure of ours
-            row["peer_failed"] = f"{type(error).__name__}: {str(error)[:160]}"
-            mine = mine or [timed(ours, device) for _ in range(pairs)]
-            theirs = []
-        row["tok_s"] = round(job.new_tokens / statistics.median(mine))
-        row["share_of_limit"] = round(limit / statistics.median(mine), 3)
-        if theirs:
-            ratios = [b / a for a, b in zip(mine, theirs, strict=True)]
-            row["peer_tok_s"] = round(job.new_tokens / statistics.median(theirs))
-            row["ratio"] = [round(f(ratios), 2) for f in (statistics.median, min, max)]
-            if len(PEER_CPU_S) == pairs and device == "cpu":
-                spent = [b / a for a, b in zip(own_cpu, PEER_CPU_S, strict=True)]
-                row["cpu_ratio"] = [round(f(spent), 2) for f in (statistics.median, min, max)]
-        rows.append(row)
-        print(json.dumps(row), flush=True)
-    return rows
+    limit_s = limit_seconds(job, model, ceilings)
+
+    def our_turn() -> Turn:
+        before = time.process_time()
+        seconds = timed(ours, device)
+        return Turn(seconds, time.process_time() - before)
+
+    asked = {"config": job.config, "lengths": job.lengths, "n": job.n, "prompts": job.prompts()}
+    asked |= {"new_tokens": job.new_tokens, "device": device, "memory_bytes": free_memory(device)}
+    for name in peers or [""]:
+        row: dict[str, Any] = {"job": job.name, "shape": job.shape, "tokens": job.new_tokens, "peer": name or None}
+        row |= {"log_prob_difference": difference, "limit_tok_s": round(job.new_tokens / limit_s)}
+        mine, theirs, failure = take_turns(our_turn, PEERS.get(name), asked, pairs, patience)
+        if failure:
+            row["peer_failed"] = failure
+        print(json.dumps(row | result(job, limit_s, mine, theirs, device)), flush=True)
+
+
+def free_cached(device: str) -> None:
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--jobs", default="", help="names to run, by substring, separated by commas")
+    here = [name for name, command in PEERS.items() if Path(command[0]).is_file()]
+    parser.add_argument("--peers", default=",".join(here), help=f"none, or some of {', '.join(PEERS)}")
+    parser.add_argument("--pairs", type=int, default=5, help="turns of each contestant")
+    parser.add_argument("--peer-timeout", type=float, default=300.0, help="seconds for one answer of a peer")
+    parser.add_argument("--limit-s", type=float, default=math.inf, help="seconds in all; late pairs are left out")
+    options = parser.parse_args()
+    options.peers = [] if options.peers == "none" else options.peers.split(",")
+    if unknown := set(options.peers) - set(PEERS):
+        parser.error(f"--peers: there is no {', '.join(sorted(unknown))}; there are {', '.join(PEERS)}")
+    return options
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--jobs", default="", help="names to run, by substring, separated by commas")
-    parser.add_argument("--peers", default=",".join(PEERS), help=f"none, or some of {', '.join(PEERS)}")
-    parser.add_argument("--pairs", type=int, default=5)
-    options = parser.parse_args()
-    device = options.device
+    options = parse_arguments()
+    device, patience = options.device, Patience(options.peer_timeout, options.limit_s)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the peers end with us
     if device == "cpu":
-        resource.setrlimit(resource.RLIMIT_DATA, (CPU_BYTES, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+        limit_memory(CPU_BYTES)
     name = torch.cuda.get_device_name() if device == "cuda" else f"{torch.get_num_threads()} CPU threads"
     ceilings = measure_device(device)
     print(f"{name} · torch {torch.__version__} · transformers {transformers.__version__}")
     print(f"{ceilings.bandwidth / 1e9:.0f} GB/s copy · {ceilings.flops / 1e12:.2f} TFLOP/s", flush=True)
     wanted = [part for part in options.jobs.split(",") if part]
-    peers = [] if options.peers == "none" else options.peers.split(",")
     for job in make_jobs(device):
-        if not wanted or any(part in job.name for part in wanted):
-            compete(job, device, ceilings, peers, options.pairs)
-            gc.collect()
-            if device == "cuda":
-                torch.cuda.empty_cache()
+        if wanted and not any(part in job.name for part in wanted):
+            continue
+        free_cached(device)
+        if patience.left_s() > 0:
+            compete(job, device, ceilings, options.peers, options.pairs, patience)
+        else:
+            print(json.dumps({"job": job.name, "skipped": "--limit-s was over"}), flush=True)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@
 
 Both train the same random weights on the same prompts with the same reward, one optimizer step per batch of samples,
 no KL term. Each contestant is a process of its own that makes a step when it is told to; they take turns (ours, TRL,
-ours, ...) and a line shows the median seconds, the median ratio of neighbouring steps with its smallest and largest,
-and the tokens of a step. TRL's micro-batch is an option (`--trl-micro-batch`): try several and keep its best. Responses
+ours, ...) and a line shows the median seconds, the median ratio of neighbouring steps with its smallest and largest, by
+the clock and in CPU seconds of the two processes (which others on the machine disturb less), and the tokens of a step. TRL's micro-batch is an option (`--trl-micro-batch`): try several and keep its best. Responses
 end where the model draws the end-of-sequence token; a small vocabulary makes their lengths ragged.
 """
 
@@ -89,6 +89,16 @@ def say(message: dict[str, Any]) -> None:
     print("STEP " + json.dumps(message), flush=True)
 
 
+class Stopwatch:
+    """Seconds by the clock, and of this process on all cores."""
+
+    def __init__(self) -> None:
+        self.clock, self.cpu = time.perf_counter(), time.process_time()
+
+    def seconds(self) -> dict[str, float]:
+        return {"seconds": time.perf_counter() - self.clock, "cpu_seconds": time.process_time() - self.cpu}
+
+
 def told_to_go() -> bool:
     return sys.stdin.readline().strip() == "go"
 
@@ -125,17 +135,17 @@ def run_ours(folder: Path, job: str, device: str) -> None:
     }
     trainer = main_ppo.build_trainer(load_config(None, [f"{key}={value}" for key, value in words.items()]))
     record = trainer.recorder.step
-    started = [time.perf_counter()]
+    watch = [Stopwatch()]
 
     def step(number: int, metrics: dict[str, float]) -> None:
         record(number, metrics)
         phases = {k.removeprefix("timing_s/"): round(v, 3) for k, v in metrics.items() if k.startswith("timing_s/")}
         numbers = {k: v for k, v in metrics.items() if k in ("perf/total_num_tokens", "perf/max_memory_allocated_gb")}
         numbers |= {k: v for k, v in metrics.items() if "mfu" in k or k == "response_length/mean"}
-        say({"seconds": time.perf_counter() - started[0], "phases": phases, **numbers})
+        say({**watch[0].seconds(), "phases": phases, **numbers})
         if not told_to_go():
             os._exit(0)
-        started[0] = time.perf_counter()
+        watch[0] = Stopwatch()
 
     trainer.recorder.step = step  # type: ignore[method-assign]
     trainer.init_workers()
@@ -150,20 +160,17 @@ def run_trl(folder: Path, job: str, device: str, micro_batch: int) -> None:
 
     prompts, samples, _longest, response = JOBS[job]
     rows = [json.loads(line) for line in (folder / "prompts.jsonl").read_text().splitlines()]
-    started = [time.perf_counter()]
+    watch = [Stopwatch()]
 
     class Turns(TrainerCallback):  # type: ignore[misc]
-        def on_step_begin(self, *_: Any, **__: Any) -> None:
-            started[0] = min(started[0], time.perf_counter())
-
         def on_step_end(self, *_: Any, **__: Any) -> None:
             if device == "cuda":
                 torch.cuda.synchronize()
             memory = torch.cuda.max_memory_allocated() / (1 << 30) if device == "cuda" else 0.0
-            say({"seconds": time.perf_counter() - started[0], "perf/max_memory_allocated_gb": memory})
+            say({**watch[0].seconds(), "perf/max_memory_allocated_gb": memory})
             if not told_to_go():
                 os._exit(0)
-            started[0] = time.perf_counter()
+            watch[0] = Stopwatch()
 
     args = GRPOConfig(
         output_dir=str(folder / "trl"),
@@ -236,12 +243,14 @@ def match(folder: Path, options: argparse.Namespace) -> None:
     finally:
         for contestant in contestants:
             contestant.process.kill()
-    seconds = {name: [turn["seconds"] for turn in made] for name, made in turns.items()}
     row: dict[str, Any] = {"job": options.job, "device": options.device, "pairs": options.pairs}
-    row |= {f"{name}_s": round(statistics.median(made), 3) for name, made in seconds.items()}
+    for kind, ending in (("seconds", ""), ("cpu_seconds", "_cpu")):
+        seconds = {name: [turn[kind] for turn in made] for name, made in turns.items()}
+        row |= {f"{name}{ending}_s": round(statistics.median(made), 3) for name, made in seconds.items()}
+        if peer is not None:
+            ratios = [b / a for a, b in zip(seconds["ours"], seconds["trl"], strict=True)]
+            row[f"ratio{ending}"] = [round(f(ratios), 2) for f in (statistics.median, min, max)]
     if peer is not None:
-        ratios = [b / a for a, b in zip(seconds["ours"], seconds["trl"], strict=True)]
-        row["ratio"] = [round(f(ratios), 2) for f in (statistics.median, min, max)]
         row["trl_memory_gb"] = turns["trl"][-1]["perf/max_memory_allocated_gb"]
     print(json.dumps(row), flush=True)
     print(json.dumps(turns["ours"][-1]), flush=True)

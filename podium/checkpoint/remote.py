@@ -1,99 +1,34 @@
-"""Checkpoints on another file system: `trainer.default_hdfs_dir`, any URL that fsspec knows (hdfs, s3, gs, file, ...).
+"""Checkpoints on another file system: `trainer.default_hdfs_dir`, any URL that fsspec knows (s3, gs, hdfs, file, ...).
 
-A thread uploads each published checkpoint, its manifest last, so that a folder with a manifest is whole there too. A
-run that starts on a machine without the checkpoint fetches the newest complete one. An upload that fails is tried
-again, then reported; training never waits for it, except at the end of a run.
+A thread uploads each published checkpoint. A run that starts on a machine without the checkpoint fetches the newest
+complete one; one that starts with a checkpoint that never arrived there sends it. An upload that fails is tried again,
+then reported; training never waits for it. The end of a run does, and says so when the last one is not there.
 """
 
 from __future__ import annotations
 
 import logging
-import queue
-import re
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from podium.checkpoint import manifest
-from podium.checkpoint.store import CheckpointStore
+from podium.checkpoint.file_systems import Stalled, what_failed, without_login
+from podium.checkpoint.remote_store import SETTING, HostileManifest, RemoteStore, step_of
+from podium.checkpoint.store import CheckpointStore, Retention
 from podium.errors import CheckpointError
+from podium.stop_points import LOOK_S, stop_point
+
+__all__ = ["RemoteStore", "Uploader", "make_uploader", "without_login"]
 
 log = logging.getLogger(__name__)
 
-_NAME = re.compile(r"global_step_(\d+)$")
-_TRIES = 3
+_TRIES = 4
 _PAUSE_S = 1.0
-
-
-class RemoteStore:
-    """The checkpoints below a URL."""
-
-    def __init__(self, url: str) -> None:
-        import fsspec
-
-        try:
-            self.fs, self.root = fsspec.core.url_to_fs(url)
-        except (ImportError, ValueError) as error:
-            raise CheckpointError(f"trainer.default_hdfs_dir={without_login(url)} cannot be used: {error}") from error
-        self.url = without_login(url)
-
-    def steps(self) -> list[int]:
-        """The steps whose upload was finished, in order."""
-        if not self.fs.isdir(self.root):
-            return []
-        self.fs.invalidate_cache()
-        names = [str(name).rstrip("/").rsplit("/", 1)[-1] for name in self.fs.ls(self.root, detail=False)]
-        found = [int(match.group(1)) for name in names if (match := _NAME.match(name))]
-        return sorted(step for step in found if self.fs.exists(f"{self._place(step)}/{manifest.NAME}"))
-
-    def upload(self, checkpoint: Path) -> None:
-        match = _NAME.match(checkpoint.name)
-        assert match is not None, f"{checkpoint} is not named like a checkpoint"
-        place = self._place(int(match.group(1)))
-        if self.fs.exists(f"{place}/{manifest.NAME}"):
-            self.fs.rm(f"{place}/{manifest.NAME}")
-        for name in [*manifest.read_manifest(checkpoint)["files"], manifest.NAME]:
-            target = f"{place}/{name}"
-            self.fs.makedirs(target.rsplit("/", 1)[0], exist_ok=True)
-            self.fs.put_file(str(checkpoint / name), target)
-        self.fs.pipe_file(f"{self.root}/latest", checkpoint.name.encode())
-
-    def remove(self, step: int) -> None:
-        place = self._place(step)
-        self.fs.rm(f"{place}/{manifest.NAME}")  # first, so that a half-removed one does not count
-        self.fs.rm(place, recursive=True)
-
-    def fetch(self, store: CheckpointStore) -> tuple[Path | None, dict[int, str]]:
-        """Bring the newest complete checkpoint that is newer than the local ones; and what is wrong with others."""
-        local = store.newest().path
-        have = int(local.name.rsplit("_", 1)[1]) if local else -1
-        broken: dict[int, str] = {}
-        for step in sorted((step for step in self.steps() if step > have), reverse=True):
-            staging = store.stage(step)
-            try:
-                self._download(step, staging)
-                if (fault := manifest.find_fault(staging)) is None:
-                    return store.adopt(staging, step), broken
-                broken[step] = fault
-            finally:
-                store.discard(staging)
-        return None, broken
-
-    def _download(self, step: int, folder: Path) -> None:
-        place = self._place(step)
-        self.fs.get_file(f"{place}/{manifest.NAME}", str(folder / manifest.NAME))
-        for name in manifest.read_manifest(folder)["files"]:
-            target = (folder / name).resolve()
-            if not target.is_relative_to(folder.resolve()):
-                raise CheckpointError(f"the manifest in {self.url} names {name!r}, outside its folder; it is refused")
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if self.fs.exists(f"{place}/{name}"):
-                self.fs.get_file(f"{place}/{name}", str(target))
-
-    def _place(self, step: int) -> str:
-        return f"{self.root.rstrip('/')}/global_step_{step}"
+_PAUSE_FACTOR = 4.0  # 1, 4 and 16 s between the tries: a server that is started again is met
+_FINAL = (PermissionError, FileNotFoundError, HostileManifest, Stalled)
+"""Failures that a second try does not mend."""
 
 
 class Uploader:
@@ -103,68 +38,122 @@ class Uploader:
         self,
         remote: RemoteStore,
         report: Callable[..., None],
-        max_to_keep: int | None = None,
+        retention: Retention | None = None,
         pause_s: float = _PAUSE_S,
     ) -> None:
-        self.remote, self._report, self._max_to_keep, self._pause_s = remote, report, max_to_keep, pause_s
-        self._queue: queue.Queue[Path | None] = queue.Queue()
+        self.remote, self._report, self._retention = remote, report, retention or Retention()
+        self._pause_s = pause_s
         self._waiting: list[Path] = []
-        self._closing = threading.Event()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._lost: tuple[Path, str] | None = None
+        """The newest checkpoint that was given up, and why, unless a later one arrived."""
         self._thread = threading.Thread(target=self._work, name="checkpoint-uploader", daemon=True)
         self._thread.start()
 
     def add(self, checkpoint: Path) -> None:
-        self._waiting.append(checkpoint)
-        self._queue.put(checkpoint)
+        with self._changed:
+            self._waiting.append(checkpoint)
+            self._changed.notify_all()
 
     def waiting(self) -> list[Path]:
         """Checkpoints that must not be removed yet."""
         return list(self._waiting)
 
     def finish(self) -> None:
-        """Wait until everything is uploaded or given up."""
-        self._queue.join()
+        """Wait until everything is uploaded; raises when the newest is not."""
+        self._drain(stop_point)
+        if self._lost is not None:
+            path, reason = self._lost
+            raise CheckpointError(
+                f"{path} is saved, but could not be uploaded: {reason}. Copy it from there, or run the same command "
+                f"again when that is mended: it uploads what is missing."
+            )
 
     def close(self) -> None:
-        """Give up what is still waiting."""
-        self._closing.set()
-        self._queue.put(None)
+        """Wait until everything is uploaded or given up, and end the thread."""
+        self._drain(lambda: None)
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def fetch(self, store: CheckpointStore) -> dict[int, str]:
+        """Bring a newer checkpoint into the local store, or send what is missing there; what is wrong with others."""
+        try:
+            self._try(lambda again: self.remote.check(), "looking at")
+            broken: dict[int, str] = self._try(lambda again: self.remote.fetch(store)[1], "fetching from")
+            arrived = self._try(lambda again: self.remote.steps(), "listing")
+        except HostileManifest:
+            raise
+        except Exception as error:
+            if store.newest(deep=False).path is None:
+                raise CheckpointError(
+                    f"{self.remote.explain(error)}. There is no checkpoint here to go on from, and starting anew "
+                    f"might repeat a run that is there; to do so without it, set {SETTING}=''."
+                ) from error
+            self._report("remote_failed", url=self.remote.url, reason=self.remote.explain(error))
+            log.warning("%s; going on from the checkpoint that is here", self.remote.explain(error))
+            return {}
+        newest = store.newest(deep=False).path
+        if newest is not None and step_of(newest) > max(arrived, default=-1):
+            self.add(newest)
+        return broken
+
+    # ---- the thread
+
+    def _drain(self, between: Callable[[], None]) -> None:
+        with self._changed:
+            while self._waiting:
+                between()
+                self._changed.wait(LOOK_S)
 
     def _work(self) -> None:
-        while (checkpoint := self._queue.get()) is not None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._closed)
+                if not self._waiting:
+                    return
+                checkpoint, newer = self._waiting[0], len(self._waiting) - 1
             try:
-                self._upload(checkpoint)
+                self._upload(checkpoint, newer)
             finally:
-                self._waiting.remove(checkpoint)
-                self._queue.task_done()
+                with self._changed:
+                    self._waiting.remove(checkpoint)
+                    self._changed.notify_all()
 
-    def _upload(self, checkpoint: Path) -> None:
+    def _upload(self, checkpoint: Path, newer: int) -> None:
+        details = {"path": str(checkpoint), "url": self.remote.url}
+        limit = self._retention.max_to_keep
+        if limit is not None and newer >= max(limit, 1) and not self._retention.best_metric:
+            self._report("upload_skipped", **details, reason=f"{newer} newer ones are waiting")
+            return
+        start = time.monotonic()
+        try:
+            self._try(lambda again: self.remote.upload(checkpoint, again), "uploading to")
+        except Exception as error:  # noqa: BLE001 (fault boundary: other people's file systems)
+            self._lost = (checkpoint, self.remote.explain(error))
+            self._report("upload_failed", **details, reason=self.remote.explain(error))
+            return
+        self._lost = None
+        self._report("checkpoint_uploaded", **details, seconds=round(time.monotonic() - start, 3))
+        try:
+            self._try(lambda again: self.remote.retain(self._retention), "thinning out")
+        except Exception as error:  # noqa: BLE001 (fault boundary: other people's file systems)
+            self._report("remote_failed", url=self.remote.url, reason=self.remote.explain(error))
+
+    def _try(self, work: Callable[[bool], Any], doing: str) -> Any:
+        """The result of `work(again)`, tried a few times with growing pauses."""
         for attempt in range(1, _TRIES + 1):
-            if self._closing.is_set():
-                return
-            start = time.monotonic()
             try:
-                self.remote.upload(checkpoint)
-                self._thin_out()
-            except Exception as error:  # noqa: BLE001 (fault boundary: other people's file systems)
-                log.warning("upload of %s, attempt %d of %d: %s", checkpoint.name, attempt, _TRIES, error)
-                if attempt == _TRIES:
-                    self._report("upload_failed", path=str(checkpoint), url=self.remote.url, reason=str(error))
-                self._closing.wait(self._pause_s * attempt)
-            else:
-                seconds = round(time.monotonic() - start, 3)
-                self._report("checkpoint_uploaded", path=str(checkpoint), url=self.remote.url, seconds=seconds)
-                return
-
-    def _thin_out(self) -> None:
-        for step in self.remote.steps()[: -self._max_to_keep] if self._max_to_keep else ():
-            self.remote.remove(step)
+                return work(attempt > 1)
+            except Exception as error:
+                reason = what_failed(error, self.remote.fs)
+                log.warning("%s %s, attempt %d of %d: %s", doing, self.remote.url, attempt, _TRIES, reason)
+                if attempt == _TRIES or isinstance(error, _FINAL):
+                    raise
+            time.sleep(self._pause_s * _PAUSE_FACTOR ** (attempt - 1))
+        raise AssertionError("the last attempt returns or raises")
 
 
-def without_login(url: str) -> str:
-    """The URL without user and password."""
-    return re.sub(r"//[^/@]*@", "//", url)
-
-
-def make_uploader(url: str, report: Callable[..., Any], max_to_keep: int | None) -> Uploader | None:
-    return Uploader(RemoteStore(url), report, max_to_keep) if url else None
+def make_uploader(url: str, report: Callable[..., Any], retention: Retention | None) -> Uploader | None:
+    return Uploader(RemoteStore(url), report, retention) if url else None
