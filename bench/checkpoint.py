@@ -1,6 +1,6 @@
 """How long a save holds the training: written at once, and in the background.
 
-    python bench/checkpoint.py [--hidden 768] [--layers 12] [--saves 3]
+    python bench/checkpoint.py [--hidden 768] [--layers 12] [--saves 3] [--device cuda]
 
 Makes a model with its optimizer state, saves it through the worker's own path, and prints how long the caller waited.
 In the background a thread copies the tensors while the next step generates; only an update would have to wait for that
@@ -30,7 +30,7 @@ from podium.models.load import load_tokenizer
 from podium.workers.saving import CheckpointWriter
 
 
-def make_engine(hidden: int, layers: int) -> TorchEngine:
+def make_engine(hidden: int, layers: int, device: str) -> TorchEngine:
     config = Qwen2Config(
         hidden_size=hidden,
         num_hidden_layers=layers,
@@ -39,7 +39,7 @@ def make_engine(hidden: int, layers: int) -> TorchEngine:
         num_key_value_heads=hidden // 64,
         vocab_size=32000,
     )
-    engine = TorchEngine(Qwen2ForCausalLM(config), optim=OptimConfig(), total_steps=10)
+    engine = TorchEngine(Qwen2ForCausalLM(config).to(device), optim=OptimConfig(), total_steps=10)
     assert engine.optimizer is not None
     create_optimizer_state(engine.optimizer)
     return engine
@@ -50,6 +50,8 @@ def save(
 ) -> tuple[float, float]:
     """Seconds until the training could go on, and until an update could follow."""
     tokenizer = load_tokenizer("builtin:tiny", False)
+    if engine.device.type == "cuda":
+        torch.cuda.synchronize()
     start = time.perf_counter()
     staging = store.stage(step)
     full = dict(engine.weights(dtype=torch.float32))
@@ -75,9 +77,10 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=768)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--saves", type=int, default=3)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--folder", help="where to write (default: the folder for temporary files)")
     arguments = parser.parse_args()
-    engine = make_engine(arguments.hidden, arguments.layers)
+    engine = make_engine(arguments.hidden, arguments.layers, arguments.device)
     folder = Path(tempfile.mkdtemp(dir=arguments.folder))
     try:
         store, writer = CheckpointStore(folder), CheckpointWriter()

@@ -1,16 +1,18 @@
 """A worker's part of a checkpoint: written at once, or copied and written beside the training.
 
 In the background a thread first copies the tensors into host buffers, which are kept from save to save, and then writes
-them. Generation and scoring leave weights alone and go on meanwhile; an update waits in `settle` until the copy is
-made. Ranks that share a model write together, over a process group of their own so that they never mix with the
-training's collectives. Publishing the result is the controller's matter.
+them; on a GPU through pinned memory and a stream of its own, so that generation does not queue behind it. Generation
+and scoring leave weights alone and go on meanwhile; an update waits in `settle` until the copy is made. Ranks that
+share a model write together, over a process group of their own so that they never mix with the training's collectives.
+Publishing the result is the controller's matter.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,7 @@ class CheckpointWriter:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._group: dist.ProcessGroup | None = None
+        self._stream: torch.cuda.Stream | None = None
         self._settled = threading.Event()
         self._settled.set()
 
@@ -58,9 +61,12 @@ class CheckpointWriter:
     def _fill_buffer(self, name: str, tensor: Tensor) -> Tensor:
         buffer = self._buffers.get(name)
         if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
-            buffer = self._buffers[name] = tensor.to("cpu", copy=True)
-        else:
-            _local(buffer).copy_(_local(tensor))
+            if isinstance(tensor, DTensor):
+                buffer = tensor.to("cpu", copy=True)
+            else:
+                buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            self._buffers[name] = buffer
+        _local(buffer).copy_(_local(tensor), non_blocking=True)
         return buffer
 
     def save(
@@ -79,12 +85,16 @@ class CheckpointWriter:
             return
         group = self._own_group() if engine.sharded else None
         self._settled.clear()
+        changed = torch.cuda.Event() if engine.device.type == "cuda" else None
+        if changed is not None:
+            changed.record()  # after whatever still changes the tensors
 
         def work() -> None:
             try:
-                copies = self._copy_state(tensors, folder.name)
-                fresh = engine.sharded or engine.adapted
-                copied = {name: t if fresh else self._copy_full(name, t) for name, t in full.items()}
+                with self._aside(changed):
+                    copies = self._copy_state(tensors, folder.name)
+                    fresh = engine.sharded or engine.adapted
+                    copied = {name: t if fresh else self._copy_full(name, t) for name, t in full.items()}
                 self._copied.clear()
                 self._settled.set()
                 self._write(engine, folder, copies, copied, export, group)
@@ -109,6 +119,18 @@ class CheckpointWriter:
         if export is not None:
             export(full)
         state.save_state(folder, tensors, engine.sharded, group)
+
+    @contextmanager
+    def _aside(self, after: torch.cuda.Event | None) -> Iterator[None]:
+        """On a GPU: in a stream of its own, from `after` on, and done at the end."""
+        if after is None:
+            yield
+            return
+        self._stream = self._stream or torch.cuda.Stream()
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(after)
+            yield
+            self._stream.synchronize()
 
     def settle(self) -> None:
         """Until the tensors of a save in the background are copied; call it before they change."""
