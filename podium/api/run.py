@@ -17,7 +17,8 @@ from podium.trainer.ray_trainer import RayPPOTrainer, StepMetrics
 from podium.trainer.validation import ValidationResult
 
 ALSO_CALLED = {
-    "actor/ppo_kl": "policy/approxkl_avg",
+    "actor/ppo_kl_k2": "policy/approxkl_avg",
+    "actor/ratio": "val/ratio",
     "actor/pg_clipfrac": "policy/clipfrac_avg",
     "actor/pg_loss": "loss/policy_avg",
     "critic/vf_loss": "loss/value_avg",

@@ -213,7 +213,8 @@ class Console:
             before, after = (history[0] if before is None else before), (history[-1] if after is None else after)
         rows = [("", f"{summary.status}: {steps} steps in {minutes:.1f} minutes")]
         if before is not None and after is not None:
-            rows.append(("validation", f"{before:.3f} → {after:.3f}"))
+            only_one = len(history) == 1 and summary.validation_before is None
+            rows.append(("validation", f"{after:.3f}" if only_one else f"{before:.3f} → {after:.3f}"))
         rows += [("checkpoint", str(path)) for path in summary.checkpoints]
         rows += [("metrics", str(folder / "metrics.jsonl"))]
         if self.view.samples:

@@ -71,7 +71,7 @@ def test_ppo_trains_policy_and_value_model_against_a_classifier(
     ]  # fmt: skip
     first = trainer.state.log_history[1]
     names = "objective/kl objective/entropy objective/non_score_reward objective/rlhf_reward objective/scores "
-    names += "policy/approxkl_avg policy/clipfrac_avg policy/entropy_avg loss/policy_avg loss/value_avg "
+    names += "policy/approxkl_avg val/ratio policy/clipfrac_avg policy/entropy_avg loss/policy_avg loss/value_avg "
     names += "val/clipfrac_avg val/num_eos_tokens lr episode eps"
     assert set(names.split()) <= set(first)
     assert first["objective/kl"] == pytest.approx(0.0, abs=1e-4), "the reference is the policy at the start"

@@ -64,6 +64,14 @@ def test_a_terminal_that_asks_for_plain_output_gets_it(
     assert "step 1/2  reward 0.500" in text
 
 
+def test_a_single_validation_is_not_shown_as_a_change(config: Config) -> None:
+    file = io.StringIO()
+    with Console(config, 2, file=file) as console:
+        console.validation(2, {"val-core/addition/acc/mean@1": 0.875})
+        console.finish(RunSummary(minutes=1.5))
+    assert "validation   0.875" in file.getvalue().splitlines()
+
+
 def test_the_summary_says_before_after_and_where_to_look(config: Config) -> None:
     lines = run(config, io.StringIO()).splitlines()
     folder = config.trainer.default_local_dir

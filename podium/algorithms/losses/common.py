@@ -36,14 +36,17 @@ def finish_policy_loss(
 ) -> tuple[Tensor, Metrics]:
     """Token losses [B, R] -> (loss_sum, Metrics): importance weights on, then the sum half of the aggregation.
 
-    Metrics: `actor/pg_loss` over the aggregation's count; over tokens `actor/ppo_kl` = mean(ℓ_old − ℓ), from
-    `difference` = ℓ − ℓ_old, and the shares of `clipped` and `clipped_lower` tokens where the loss has such.
+    Metrics: `actor/pg_loss` over the aggregation's count; over tokens, from `difference` = ℓ − ℓ_old, `actor/ppo_kl` =
+    mean(ℓ_old − ℓ), `actor/ppo_kl_k2` = mean((ℓ − ℓ_old)² / 2) and `actor/ratio` = mean(e^(ℓ − ℓ_old)); and the shares
+    of `clipped` and `clipped_lower` tokens where the loss has such.
     """
     if rollout_is_weights is not None:
         losses = losses * inside(response_mask, rollout_is_weights.detach())[0]
     loss_sum = agg_sum(losses, response_mask, loss_agg_mode, l_max)
     keep = response_mask.bool()
-    per_token = {"actor/ppo_kl": -difference}
+    difference = difference.detach()
+    per_token = {"actor/ppo_kl": -difference, "actor/ppo_kl_k2": difference.square() / 2}
+    per_token["actor/ratio"] = difference.clamp(max=20.0).exp()
     if clipped is not None:
         per_token["actor/pg_clipfrac"] = clipped
     if clipped_lower is not None:
