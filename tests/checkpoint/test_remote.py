@@ -1,15 +1,51 @@
 from __future__ import annotations
 
+import importlib.util
+import logging
 import shutil
+import socket
 import uuid
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
-from podium.checkpoint.remote import RemoteStore, Uploader, without_login
-from podium.checkpoint.store import CheckpointStore
+from podium.checkpoint.file_systems import Stalled
+from podium.checkpoint.remote import RemoteStore, Uploader, make_uploader, without_login
+from podium.checkpoint.store import CheckpointStore, Retention
 from podium.errors import CheckpointError
+
+Event = tuple[str, dict[str, Any]]
+
+
+class Weak(MemoryFileSystem):  # type: ignore[misc]
+    """A file system that breaks down after some writes."""
+
+    protocol = "weak"
+    writes_left = 10**9
+
+    def put_file(self, lpath: Any, rpath: Any, **kwargs: Any) -> None:
+        self._write()
+        super().put_file(lpath, rpath, **kwargs)
+
+    def pipe_file(self, path: Any, value: Any, mode: str = "overwrite", **kwargs: Any) -> None:
+        self._write()
+        super().pipe_file(path, value, mode, **kwargs)
+
+    def ls(self, path: Any, detail: bool = True, **kwargs: Any) -> Any:
+        if Weak.writes_left < 0:
+            raise ConnectionError("nobody answers; the key was hunter2-hunter2")
+        return super().ls(path, detail, **kwargs)
+
+    def _write(self) -> None:
+        Weak.writes_left -= 1
+        if Weak.writes_left < 0:
+            raise ConnectionError("nobody answers; the key was hunter2-hunter2")
+
+
+fsspec.register_implementation("weak", Weak, clobber=True)
 
 
 @pytest.fixture(params=["file", "memory"])
@@ -17,25 +53,43 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return f"file://{tmp_path / 'far'}" if request.param == "file" else f"memory://{uuid.uuid4().hex}/run"
 
 
+@pytest.fixture
+def weak(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(Weak, "writes_left", 10**9)
+    return f"weak://{uuid.uuid4().hex}/run"
+
+
+@pytest.fixture
+def events() -> list[Event]:
+    return []
+
+
 def fill(folder: Path) -> None:
     (folder / "hf").mkdir()
     (folder / "hf" / "w.bin").write_bytes(b"w" * 1000)
 
 
-def make(folder: Path, *steps: int) -> CheckpointStore:
+def make(folder: Path, *steps: int, metrics: dict[int, float] | None = None) -> CheckpointStore:
     store = CheckpointStore(folder / "checkpoints")
     for step in steps:
-        store.save(step, {"global_steps": step}, fill)
+        store.save(step, {"global_steps": step}, fill, {"val/score": (metrics or {}).get(step, 0.0)})
     return store
 
 
-def test_another_machine_resumes_from_what_was_uploaded(tmp_path: Path, url: str) -> None:
-    store, events = make(tmp_path, 1, 2), list[tuple[str, Any]]()
-    uploader = Uploader(RemoteStore(url), lambda kind, **details: events.append((kind, details)))
-    for path in store.steps().values():
+def start(url: str, events: list[Event], retention: Retention | None = None) -> Uploader:
+    return Uploader(RemoteStore(url), lambda kind, **more: events.append((kind, more)), retention, pause_s=0.01)
+
+
+def send(url: str, events: list[Event], store: CheckpointStore, retention: Retention | None = None) -> None:
+    uploader = start(url, events, retention)
+    for _, path in sorted(store.steps().items()):
         uploader.add(path)
-    uploader.finish()
+        uploader.finish()
     uploader.close()
+
+
+def test_another_machine_resumes_from_what_was_uploaded(tmp_path: Path, url: str, events: list[Event]) -> None:
+    send(url, events, make(tmp_path, 1, 2))
     assert [kind for kind, _ in events] == ["checkpoint_uploaded"] * 2
     elsewhere = CheckpointStore(tmp_path / "elsewhere")
     path, broken = RemoteStore(url).fetch(elsewhere)
@@ -49,54 +103,180 @@ def test_nothing_is_fetched_when_the_local_one_is_as_new(tmp_path: Path, url: st
     assert RemoteStore(url).fetch(store) == (None, {})
 
 
-def test_an_unfinished_or_damaged_upload_is_not_taken(tmp_path: Path, url: str) -> None:
-    store, remote = make(tmp_path, 1, 2, 3), RemoteStore(url)
-    for path in store.steps().values():
-        remote.upload(path)
-    remote.fs.rm(f"{remote.root}/global_step_3/manifest.json")
-    remote.fs.pipe_file(f"{remote.root}/global_step_2/hf/w.bin", b"short")
+def test_an_unfinished_or_damaged_upload_is_not_taken(tmp_path: Path, url: str, events: list[Event]) -> None:
+    send(url, events, make(tmp_path, 1, 2, 3, 4, 5))
+    remote = RemoteStore(url)
+    place = f"{remote.root}/global_step_"
+    remote.fs.rm(f"{place}5/hf/w.bin")
+    remote.fs.pipe_file(f"{place}4/manifest.json", b'{"format": 1, "fil')
+    remote.fs.rm(f"{place}3/manifest.json")
+    remote.fs.pipe_file(f"{place}2/hf/w.bin", b"short")
     path, broken = remote.fetch(CheckpointStore(tmp_path / "elsewhere"))
     assert path is not None and path.name == "global_step_1"
-    assert list(broken) == [2] and "w.bin has 5 bytes" in broken[2]
+    assert list(broken) == [5, 4, 2] and "missing" in broken[5] and "cannot be read" in broken[4]
+    assert "w.bin has 5 bytes" in broken[2]
 
 
-def test_a_failing_file_system_costs_the_upload_not_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, events = make(tmp_path, 1), list[tuple[str, Any]]()
-    remote = RemoteStore(f"file://{tmp_path / 'far'}")
-
-    def refuse(checkpoint: Path) -> None:
-        raise PermissionError("no")
-
-    monkeypatch.setattr(remote, "upload", refuse)
-    uploader = Uploader(remote, lambda kind, **details: events.append((kind, details)), pause_s=0.01)
+def test_a_failing_file_system_costs_the_upload_not_the_run(tmp_path: Path, weak: str, events: list[Event]) -> None:
+    store, uploader = make(tmp_path, 1, 2), start(weak, events)
+    Weak.writes_left = 2  # two of the four files of step 1
     uploader.add(store.steps()[1])
+    with pytest.raises(CheckpointError, match=r"global_step_1 is saved, but could not be uploaded.*nobody answers"):
+        uploader.finish()
+    assert [kind for kind, _ in events] == ["upload_failed"] and events[0][1]["path"].endswith("global_step_1")
+    Weak.writes_left = 10**9
+    assert RemoteStore(weak).steps() == []
+    uploader.add(store.steps()[2])
     uploader.finish()
+    assert RemoteStore(weak).steps() == [2], "what is lost is made good by a later one"
+    assert not RemoteStore(weak).fs.exists(f"{uploader.remote.root}/global_step_1"), "a torn upload takes no room"
     uploader.close()
-    assert [kind for kind, _ in events] == ["upload_failed"] and events[0][1]["reason"] == "no"
 
 
-def test_old_uploads_are_thinned_out(tmp_path: Path, url: str) -> None:
-    store = make(tmp_path, 1, 2, 3)
-    uploader = Uploader(RemoteStore(url), lambda *_, **__: None, max_to_keep=2)
-    for path in store.steps().values():
+def test_a_second_try_sends_only_what_has_not_arrived(
+    tmp_path: Path, weak: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, remote = make(tmp_path, 1), RemoteStore(weak)
+    Weak.writes_left = 1
+    with pytest.raises(ConnectionError):
+        remote.upload(store.steps()[1])
+    sent: list[str] = []
+    Weak.writes_left = 10**9
+    put_file = Weak.put_file
+    monkeypatch.setattr(Weak, "put_file", lambda s, a, b, **k: (sent.append(Path(a).name), put_file(s, a, b, **k)))
+    remote.upload(store.steps()[1], again=True)
+    assert sorted(sent) == ["manifest.json", "trainer.json"] and remote.steps() == [1]
+
+
+def test_no_secret_is_in_a_log_or_an_event(
+    tmp_path: Path, weak: str, events: list[Event], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uploader = start(weak, events)
+    monkeypatch.setattr(uploader.remote.fs, "storage_options", {"client_kwargs": {"secret": "hunter2-hunter2"}})
+    Weak.writes_left = 0
+    with caplog.at_level(logging.DEBUG):
+        uploader.add(make(tmp_path, 1).steps()[1])
+        with pytest.raises(CheckpointError) as caught:
+            uploader.finish()
+    uploader.close()
+    assert "nobody answers; the key was ***" in caplog.text and "nobody answers" in str(events)
+    assert "hunter2" not in caplog.text + str(events) + str(caught.value)
+
+
+def test_old_uploads_are_thinned_out_and_the_best_stays(tmp_path: Path, url: str, events: list[Event]) -> None:
+    store = make(tmp_path, 1, 2, 3, 4, metrics={2: 0.9, 4: 0.5})
+    send(url, events, store, Retention(2, "val/score"))
+    assert RemoteStore(url).steps() == [2, 3, 4]
+    send(url, events, make(tmp_path / "later", 5), Retention(2))
+    assert RemoteStore(url).steps() == [4, 5]
+
+
+def test_an_upload_that_worked_is_not_repeated_because_thinning_out_failed(
+    tmp_path: Path, url: str, events: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: RemoteStore, retention: Retention) -> None:
+        raise PermissionError("may write, may not delete")
+
+    monkeypatch.setattr(RemoteStore, "retain", refuse)
+    send(url, events, make(tmp_path, 1))
+    assert [kind for kind, _ in events] == ["checkpoint_uploaded", "remote_failed"]
+    assert "may not delete" in events[1][1]["reason"]
+
+
+def test_uploads_that_fall_behind_are_skipped_not_piled_up(
+    tmp_path: Path, url: str, events: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make(tmp_path, 1, 2, 3, 4, 5)
+    upload = RemoteStore.upload
+    uploader = start(url, events, Retention(2))
+
+    def slow(self: RemoteStore, checkpoint: Path, again: bool = False) -> None:
+        while len(uploader.waiting()) < 5 and checkpoint.name == "global_step_1":
+            pass
+        upload(self, checkpoint, again)
+
+    monkeypatch.setattr(RemoteStore, "upload", slow)
+    for _, path in sorted(store.steps().items()):
         uploader.add(path)
     uploader.finish()
     uploader.close()
-    assert RemoteStore(url).steps() == [2, 3]
+    kinds = {Path(more["path"]).name: kind for kind, more in events}
+    assert kinds["global_step_2"] == kinds["global_step_3"] == "upload_skipped"
+    assert RemoteStore(url).steps() == [4, 5]
 
 
-def test_a_manifest_that_names_files_outside_its_folder_is_refused(tmp_path: Path, url: str) -> None:
+def test_a_run_that_starts_anew_sets_the_old_ones_aside(tmp_path: Path, url: str, events: list[Event]) -> None:
+    send(url, events, make(tmp_path / "old", 7, 8))
+    send(url, events, make(tmp_path / "new", 1, 2), Retention(2))
+    remote = RemoteStore(url)
+    assert remote.steps() == [1, 2], "or the old run would be gone on with"
+    assert remote.fs.exists(f"{remote.root}/previous/1/global_step_8/hf/w.bin"), "and they are not lost"
+
+
+def test_what_never_arrived_is_sent_by_the_next_start(tmp_path: Path, url: str, events: list[Event]) -> None:
+    store, uploader = make(tmp_path, 1, 2), start(url, events)
+    uploader.remote.upload(store.steps()[1])
+    assert uploader.fetch(store) == {}
+    uploader.close()
+    assert RemoteStore(url).steps() == [1, 2]
+
+
+def test_without_an_answer_a_run_goes_on_from_here_but_does_not_start_anew(
+    tmp_path: Path, weak: str, events: list[Event]
+) -> None:
+    uploader = start(weak, events)
+    Weak.writes_left = -1
+    with pytest.raises(CheckpointError, match=r"default_hdfs_dir=weak://.*nobody answers.*no checkpoint here"):
+        uploader.fetch(CheckpointStore(tmp_path / "empty"))
+    assert uploader.fetch(make(tmp_path, 3)) == {} and [kind for kind, _ in events] == ["remote_failed"]
+    uploader.close()
+
+
+def test_a_manifest_that_names_files_outside_its_folder_is_refused(
+    tmp_path: Path, url: str, events: list[Event]
+) -> None:
     store, remote = make(tmp_path, 1), RemoteStore(url)
     remote.upload(store.steps()[1])
     place = f"{remote.root}/global_step_1/manifest.json"
     remote.fs.pipe_file(place, remote.fs.cat_file(place).replace(b"hf/w.bin", b"../../evil"))
+    uploader = start(url, events)
     with pytest.raises(CheckpointError, match="outside its folder"):
-        remote.fetch(CheckpointStore(tmp_path / "elsewhere" / "deep"))
+        uploader.fetch(CheckpointStore(tmp_path / "elsewhere" / "deep"))
+    uploader.close()
+    assert not list(tmp_path.rglob("evil"))
     shutil.rmtree(tmp_path / "elsewhere")
+
+
+def test_a_server_that_says_nothing_is_left_after_a_while(tmp_path: Path) -> None:
+    pytest.importorskip("requests")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        remote = RemoteStore(f"webhdfs://127.0.0.1:{silent.getsockname()[1]}/run", stall_s=0.5)
+        with pytest.raises(Stalled, match=r"uploading to webhdfs://127.0.0.1:\d+/run: nothing moved for 0.5 s"):
+            remote.upload(make(tmp_path, 1).steps()[1])
+        with pytest.raises(Stalled, match="listing"):
+            remote.fetch(CheckpointStore(tmp_path / "elsewhere"))
 
 
 def test_an_unknown_kind_of_url_is_an_error_without_its_login() -> None:
     with pytest.raises(CheckpointError, match=r"nope://host/x cannot be used") as caught:
         RemoteStore("nope://me:secret@host/x")
     assert "secret" not in str(caught.value)
-    assert without_login("s3://k:v@bucket/path") == "s3://bucket/path"
+    assert without_login("s3://k:v@bucket/path?token=t") == "s3://bucket/path"
+
+
+@pytest.mark.parametrize("url", ["s3://key:hidden@bucket/run", "webhdfs://host/run?delegation=hidden"])
+def test_a_secret_in_the_url_is_refused(url: str) -> None:
+    with pytest.raises(CheckpointError, match="Leave it out of the URL and set") as caught:
+        make_uploader(url, lambda *_, **__: None, None)
+    assert "hidden" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("kind", "package"), [("s3", "s3fs"), ("gs", "gcsfs"), ("hdfs", "hdfs-native")])
+def test_a_missing_package_is_named(kind: str, package: str) -> None:
+    if importlib.util.find_spec(package.replace("-", "_")):
+        pytest.skip(f"{package} is installed here")
+    with pytest.raises(
+        CheckpointError, match=rf"{kind}://bucket/run cannot be used: .*pip install {package}"
+    ) as caught:
+        RemoteStore(f"{kind}://bucket/run")
+    assert len(str(caught.value)) < 600, "a sentence, not a traceback"
