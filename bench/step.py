@@ -6,8 +6,9 @@
 Both train the same random weights on the same prompts with the same reward, one optimizer step per batch of samples,
 no KL term. Each contestant is a process of its own that makes a step when it is told to; they take turns (ours, TRL,
 ours, ...) and a line shows the median seconds, the median ratio of neighbouring steps with its smallest and largest, by
-the clock and in CPU seconds of the two processes (which others on the machine disturb less), and the tokens of a step. TRL's micro-batch is an option (`--trl-micro-batch`): try several and keep its best. Responses
-end where the model draws the end-of-sequence token; a small vocabulary makes their lengths ragged.
+the clock and in CPU seconds of the process (which other work on the machine disturbs less), and the tokens of a step.
+TRL's micro-batch is an option (`--trl-micro-batch`): try several and keep its best. Responses end where the model draws
+the end-of-sequence token; a small vocabulary makes their lengths ragged.
 """
 
 from __future__ import annotations
