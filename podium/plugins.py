@@ -10,6 +10,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -19,17 +20,30 @@ from typing import Any
 from podium.errors import ConfigError
 
 
-def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The known name that a misspelt one most likely meant, whatever its case; None when none is like it."""
+def closest(name: str, known: Iterable[str], cutoff: float = 0.65) -> str | None:
+    """The known name that a misspelt one most likely meant, whatever its case; None when none is like it.
+
+    Like it are names spelt nearly the same and, after those, names with the same words and some more or less, as
+    `score` and `compute_score`.
+    """
     by_lower = {word.lower(): word for word in known}
     close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=cutoff)
+    if not close:
+        related = [word for word in by_lower if _is_part(word, name.lower())]
+        close = difflib.get_close_matches(name.lower(), related, n=1, cutoff=0.0)
     return by_lower[close[0]] if close else None
+
+
+def _is_part(one: str, other: str) -> bool:
+    """Whether the words of one name are all among the other's."""
+    words, others = set(re.split("[_-]", one)), set(re.split("[_-]", other))
+    return words <= others or others <= words
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:
     """The tail of an error message: the nearest allowed name, then all of them."""
     names = sorted(allowed)
-    close = closest(name, names, cutoff=0.4)
+    close = closest(name, names)
     hint = f"; did you mean {close!r}?" if close else "."
     return f"{hint} Allowed: {', '.join(names)}"
 

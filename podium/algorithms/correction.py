@@ -23,6 +23,8 @@ from podium.metric import Metric, Metrics
 
 MAX_PROB_DIFFERENCE = 0.01
 """A mean |π_train − π_roll| above this deserves a warning."""
+MAX_STALE_DIFFERENCE = 0.1
+"""The same where samples lag behind the policy and are weighted for it: a gap is expected, one this large is not."""
 
 
 @dataclass(frozen=True)
@@ -115,11 +117,28 @@ def rollout_correction_metrics(
         return metrics | {"rollout_corr/max": Metric.max(float(w.max()) if w.numel() else 0.0)}
 
 
-def mismatch_warning(gap: float) -> str | None:
-    """What to tell the user when a step's `rollout_corr/prob_diff` is past the limit, else None."""
-    if gap <= MAX_PROB_DIFFERENCE:
+def mismatch_warning(gap: float, mode: str = "off", staleness: int = 0) -> str | None:
+    """What to tell the user when a step's `rollout_corr/prob_diff` is past the limit, else None.
+
+    `mode` is the correction's; `staleness` how many updates the step's samples lag behind.
+    """
+    expected = staleness > 0 and mode != "off"
+    limit = MAX_STALE_DIFFERENCE if expected else MAX_PROB_DIFFERENCE
+    if gap <= limit:
         return None
-    return (
-        f"trainer and sampler disagree: token probabilities differ by {gap:.4f} on average, more than "
-        f"{MAX_PROB_DIFFERENCE}. Check dtype, temperature and weight version, or set algorithm.rollout_correction.mode"
-    )
+    said = f"token probabilities differ by {gap:.4f} on average, more than {limit}"
+    lag = f"the samples lag {staleness} update{'' if staleness == 1 else 's'} behind the policy: {said}"
+    if expected:
+        return (
+            f"{lag}, which is much even so. Lower trainer.max_staleness or the learning rate; "
+            f"algorithm.rollout_correction.mode={mode} bounds what such samples weigh"
+        )
+    if staleness > 0:
+        return (
+            f"{lag}, and nothing corrects for it. Set algorithm.rollout_correction.mode=token, or "
+            "trainer.max_staleness=0"
+        )
+    check = f"trainer and sampler disagree: {said}. Check dtype, temperature and weight version"
+    if mode != "off":
+        return f"{check}; algorithm.rollout_correction.mode={mode} weighs the loss for it meanwhile"
+    return f"{check}, or set algorithm.rollout_correction.mode"

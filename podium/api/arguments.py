@@ -1,63 +1,43 @@
 """PPOConfig and GRPOConfig: the arguments a TRL script sets, under TRL's names and with TRL's defaults.
 
 They are plain dataclasses (`HfArgumentParser` reads them) and change nothing by themselves: settings.py says what each
-becomes in Podium's configuration. An argument that TRL has and that means nothing here is accepted with a word about
-why; an argument nobody knows is an error that names the nearest.
+becomes in Podium's configuration. Arguments that TRL has and Podium does not act upon are in accepted.py; an argument
+nobody knows is an error that names the nearest.
 """
 
 from __future__ import annotations
 
 import functools
-import logging
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
+from podium.api.accepted import (
+    UnusedGRPOArguments,
+    UnusedPPOArguments,
+    UnusedTrainingArguments,
+    speak_of_unused,
+)
 from podium.errors import ConfigError
 from podium.plugins import nearest
 
-logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-WITHOUT_EFFECT = {
-    "dataloader_num_workers": "rows are read by the controller",
-    "dataloader_pin_memory": "rows are read by the controller",
-    "dataset_num_proc": "rows are read one by one, when they are drawn",
-    "remove_unused_columns": "all columns stay and reach the reward functions",
-    "ddp_find_unused_parameters": "the train engine is FSDP2",
-    "ds3_gather_for_generation": "the rollout engine has whole weights",
-    "disable_dropout": "dropout is always off",
-    "disable_tqdm": "the console is set by settings=['trainer.logger=[]']",
-    "gradient_checkpointing_kwargs": "checkpointing is never reentrant",
-    "logging_first_step": "the run folder has every step",
-    "logging_strategy": "the run folder has every step",
-    "do_train": "trainer.train() trains",
-    "do_eval": "trainer.evaluate() evaluates",
-    "world_size": "computed from nnodes and n_gpus_per_node",
-    "sft_model_path": "only the script reads it",
-    "reward_model_path": "only the script reads it",
-    "eval_accumulation_steps": "validation runs in one piece",
-    "shuffle_dataset": "set settings=['data.shuffle=false'] to keep the order",
-    "use_liger_kernel": "log-probs always come from a chunked head",
-    "auto_find_batch_size": "micro-batches are what per_device_train_batch_size says",
-    "overwrite_output_dir": "an earlier record in the folder is moved to previous/",
-    "pad_to_multiple_of": "nothing is padded",
-    "log_level": "use Python's logging",
-}
-"""TRL's and transformers' arguments that change nothing here, and why."""
+RENAMED = {"evaluation_strategy": "eval_strategy", "no_cuda": "use_cpu"}
+"""What transformers called arguments before."""
 
 
 def forgiving(cls: type[T]) -> type[T]:
-    """A dataclass whose `__init__` says what is wrong with an unknown argument, and passes over WITHOUT_EFFECT."""
+    """A dataclass whose `__init__` says what is wrong with an unknown argument."""
     plain = cls.__init__
-    known = [item.name for item in fields(cls)]  # type: ignore[arg-type]
+    known = {item.name: item for item in fields(cls)}  # type: ignore[arg-type]
+    used = [name for name, item in known.items() if not item.metadata]
 
     @functools.wraps(plain)
     def __init__(self: T, *args: Any, **given: Any) -> None:
-        for name in [name for name in given if name not in known]:
-            if name not in WITHOUT_EFFECT:
-                raise ConfigError(f"{cls.__name__} has no argument {name!r}{nearest(name, known)}")
-            logger.info("%s(%s=...) has no effect: %s", cls.__name__, name, WITHOUT_EFFECT[name])
-            del given[name]
+        given = {RENAMED.get(name, name): value for name, value in given.items()}
+        for name in given:
+            if name not in known:
+                raise ConfigError(f"{cls.__name__} has no argument {name!r}{nearest(name, used)}")
         plain(self, *args, **given)
 
     setattr(cls, "__init__", __init__)  # noqa: B010  (mypy refuses the plain assignment)
@@ -65,7 +45,7 @@ def forgiving(cls: type[T]) -> type[T]:
 
 
 @dataclass
-class TrainingArguments:
+class TrainingArguments(UnusedTrainingArguments):
     """What both trainers take: the part of transformers' TrainingArguments that means something here."""
 
     output_dir: str | None = None
@@ -83,23 +63,32 @@ class TrainingArguments:
     """Training steps; overrides the number of epochs or episodes. -1: not set."""
     learning_rate: float = 5e-5
     lr_scheduler_type: str = "linear"
-    """linear, cosine, constant or constant_with_warmup."""
+    """linear, cosine, cosine_with_min_lr, constant or constant_with_warmup."""
+    lr_scheduler_kwargs: dict[str, Any] | str | None = None
+    """Of cosine_with_min_lr: `min_lr`, or `min_lr_rate`, a share of the peak."""
     warmup_steps: float = 0
     """Training steps until the peak learning rate; below 1: a share of them."""
     warmup_ratio: float | None = None
     """The share of training steps until the peak; an older word for `warmup_steps` below 1."""
+    optim: str = "adamw_torch_fused"
+    """adamw_torch(_fused), adamw_torch_8bit or _4bit (torchao), sgd, adagrad, rmsprop; others by `settings`."""
     weight_decay: float = 0.0
     adam_beta1: float = 0.9
     adam_beta2: float = 0.999
+    adam_epsilon: float = 1e-8
     max_grad_norm: float = 1.0
     """The largest gradient norm, of the policy and of the value model. 0: no limit."""
     seed: int = 42
+    train_sampling_strategy: str = "random"
+    """random, or sequential to keep the order of the rows."""
     logging_steps: float = 10
     """Report to trackers every so many steps; below 1: a share of them. The run folder has all of them."""
     eval_strategy: str = "no"
     """no, steps or epoch: when the evaluation set is scored."""
     eval_steps: float | None = None
     """With eval_strategy=steps; None: `logging_steps`."""
+    eval_on_start: bool = False
+    """Score the evaluation set before the first step too."""
     save_strategy: str = "steps"
     """no, steps or epoch. A finished run is saved unless this is `no`."""
     save_steps: float = 500
@@ -108,19 +97,24 @@ class TrainingArguments:
     """Compute in bfloat16. None: on a GPU yes, on a CPU no. Master weights are float32."""
     gradient_checkpointing: bool = True
     """Recompute activations in the backward pass, of policy and value model."""
+    torch_compile: bool = False
+    """Compile the blocks of policy and value model."""
     report_to: str | None = "none"
     """none, wandb, swanlab, tensorboard or mlflow; several with commas between them."""
+    project: str = "huggingface"
+    """The project's name for trackers; as it is: podium."""
     use_cpu: bool = False
     trust_remote_code: bool = False
     resume_from_checkpoint: str | None = None
     """A checkpoint folder, or `true` for the newest one in output_dir."""
-    push_to_hub: bool = False
-    """Left to huggingface_hub: `trainer.save_model(folder)`, then `upload_folder`."""
     nnodes: int = 1
     n_gpus_per_node: int = 1
     """Workers; more than one of them run on Ray."""
     settings: list[str] = field(default_factory=list)
     """Any of Podium's own settings, as on its command line: `["actor_rollout_ref.rollout.top_p=0.9"]`."""
+
+    def __post_init__(self) -> None:
+        speak_of_unused(self)
 
     @property
     def num_workers(self) -> int:
@@ -134,7 +128,7 @@ class TrainingArguments:
 
 @forgiving
 @dataclass
-class PPOConfig(TrainingArguments):
+class PPOConfig(TrainingArguments, UnusedPPOArguments):
     learning_rate: float = 3e-6
     num_ppo_epochs: int = 4
     """Passes over each batch."""
@@ -172,14 +166,23 @@ class PPOConfig(TrainingArguments):
     """The adapter that is the reference; None: the policy without adapters."""
     max_prompt_length: int = 512
     """Tokens; a longer prompt keeps its last ones."""
+    exp_name: str | None = None
+    """The run's name where `run_name` is not set."""
 
 
 @forgiving
 @dataclass
-class GRPOConfig(TrainingArguments):
+class GRPOConfig(TrainingArguments, UnusedGRPOArguments):
     learning_rate: float = 1e-6
+    model_init_kwargs: dict[str, Any] | str | None = None
+    """For a model given by its path: `trust_remote_code`. Types and attention are Podium's matter."""
     num_generations: int = 8
     """Samples per prompt."""
+    num_generations_eval: int | None = None
+    """Samples per evaluation prompt, drawn as in training. None: one, greedy."""
+    shuffle_dataset: bool = True
+    chat_template_kwargs: dict[str, Any] | str | None = None
+    """Further arguments of the chat template, such as `{"enable_thinking": False}`."""
     max_prompt_length: int = 512
     """Tokens; a longer prompt keeps its last ones."""
     max_completion_length: int = 512
@@ -196,12 +199,16 @@ class GRPOConfig(TrainingArguments):
     min_p: float | None = None
     beta: float = 0.0
     """The weight of the KL to the reference in the loss. 0: no reference is loaded."""
+    use_bias_correction_kl: bool = True
+    """Give that KL the gradient of the KL itself (our k3+). False: the gradient of its estimate (k3)."""
     epsilon: float = 0.2
     epsilon_high: float | None = None
     delta: float | None = None
     """The bound of the ratio at negative advantages. None: none."""
     loss_type: str = "dapo"
     """grpo, bnpo, dr_grpo, dapo, cispo or sapo."""
+    sapo_temperature_pos: float = 1.0
+    sapo_temperature_neg: float = 1.05
     importance_sampling_level: str = "token"
     """token, or sequence for GSPO."""
     scale_rewards: str = "group"
@@ -216,3 +223,12 @@ class GRPOConfig(TrainingArguments):
     """Generate with vLLM."""
     vllm_gpu_memory_utilization: float = 0.3
     vllm_tensor_parallel_size: int = 1
+    vllm_model_impl: str = "vllm"
+    vllm_max_model_length: int | None = None
+    vllm_importance_sampling_correction: bool = True
+    """With vLLM: weigh samples for the gap between its log-probs and the trainer's."""
+    vllm_importance_sampling_mode: str = "sequence_mask"
+    """token or sequence, truncate or mask. Masked is what lies outside [1/C, C], C being the maximum."""
+    vllm_importance_sampling_clip_max: float = 3.0
+    vllm_importance_sampling_cap: float | None = None
+    """An older word for the maximum."""

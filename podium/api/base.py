@@ -14,10 +14,12 @@ from typing import Any, NamedTuple
 
 from podium.api.arguments import TrainingArguments
 from podium.api.callbacks import CallbackList, TrainerControl, TrainerState
+from podium.api.metrics import evaluation_metrics
 from podium.api.models import as_folder, put_weights, trained_weights
+from podium.api.optim import read_dict
 from podium.api.rewards import FunctionScorer, Rewards
 from podium.api.rows import RowsDataset
-from podium.api.run import CallbackTrainer, evaluation_metrics
+from podium.api.run import CallbackTrainer
 from podium.api.settings import MODEL, Settings, Sizes, make_config
 from podium.config.schema import Config
 from podium.errors import ConfigError
@@ -58,10 +60,9 @@ class PodiumTrainer:
         if self.processing_class.pad_token_id is None:
             self.processing_class.pad_token = self.processing_class.eos_token
         longest = int(args.max_prompt_length)  # type: ignore[attr-defined]  # both kinds of arguments have it
-        self.train_dataset = RowsDataset(train_dataset, self.processing_class, longest, "train")
-        self.eval_dataset = None
-        if eval_dataset is not None:
-            self.eval_dataset = RowsDataset(eval_dataset, self.processing_class, longest, "eval")
+        self.template_options = read_dict("chat_template_kwargs", getattr(args, "chat_template_kwargs", None))
+        self.train_dataset = self._rows(train_dataset, longest, "train")
+        self.eval_dataset = None if eval_dataset is None else self._rows(eval_dataset, longest, "eval")
         self.callback_list = CallbackList(callbacks, args)
         self.sizes = Sizes(len(self.train_dataset), self.eval_dataset is not None)
         self.config: Config = make_config(args, self._settings())
@@ -158,6 +159,9 @@ class PodiumTrainer:
     def _settings(self) -> Settings:
         raise NotImplementedError
 
+    def _rows(self, rows: Any, longest: int, name: str) -> RowsDataset:
+        return RowsDataset(rows, self.processing_class, longest, name, self.template_options)
+
     def _models(self) -> dict[str, tuple[Any, str]]:
         """Models to write beside policy and reward model: role -> (model, key of its path)."""
         return {}
@@ -241,8 +245,8 @@ class PodiumTrainer:
             resource_pool_manager=make_pools(config, device),
             ray_worker_group_cls=worker_group_class(config.trainer.runtime),
             reward_fn=self._reward_manager(),
-            train_dataset=self.train_dataset,  # type: ignore[arg-type]  # it has what the trainer asks for
-            val_dataset=self.eval_dataset,  # type: ignore[arg-type]
+            train_dataset=self.train_dataset,
+            val_dataset=self.eval_dataset,
             device_name=device,
         )
         trainer.callbacks = self.callback_list
@@ -270,7 +274,7 @@ class PodiumTrainer:
         given = trainer.val_dataset
         if rows is not None:
             longest = self.config.data.max_prompt_length
-            trainer.val_dataset = RowsDataset(rows, self.processing_class, longest, "eval")  # type: ignore[assignment]
+            trainer.val_dataset = self._rows(rows, longest, "eval")  # type: ignore[assignment]
         if trainer.val_dataset is None:
             raise ConfigError("there is no evaluation set; give the trainer an eval_dataset, or evaluate(eval_dataset)")
         try:

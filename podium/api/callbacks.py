@@ -1,7 +1,9 @@
 """What a callback sees and may do, in the shape of transformers' TrainerCallback.
 
-A callback is any object with some of the methods in EVENTS, each `(args, state, control, **kwargs)`; it stops the run
-with `control.should_training_stop = True`, and asks for a validation or a save with `should_evaluate`, `should_save`.
+A callback is any object with some of the methods in EVENTS, each `(args, state, control, **kwargs)`. It stops the run
+with `control.should_training_stop = True`, goes on with the next epoch with `should_epoch_stop`; with `should_evaluate`
+and `should_save` it asks for a validation or a save, with `should_log` for a report to the trackers of a step that
+`logging_steps` leaves out.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ EVENTS = (
 
 @dataclass
 class TrainerControl:
-    """What callbacks ask for; read after each event."""
+    """What callbacks ask for; read, and taken back, after each step."""
 
     should_training_stop: bool = False
     should_evaluate: bool = False

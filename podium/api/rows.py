@@ -21,7 +21,10 @@ TOKEN_COLUMNS = ("input_ids", "attention_mask", "lengths", "labels", "token_type
 class RowsDataset:
     """What the trainer asks of a dataset: `len`, `fetch`, `collate_fn`."""
 
-    def __init__(self, rows: Any, tokenizer: Any, max_prompt_length: int, name: str) -> None:
+    def __init__(
+        self, rows: Any, tokenizer: Any, max_prompt_length: int, name: str, options: Mapping[str, Any] | None = None
+    ) -> None:
+        """`options`: further arguments of the chat template."""
         if isinstance(rows, Mapping):
             raise DataError(f"{name}_dataset is a dict of {', '.join(map(str, rows))}; give one dataset")
         if not hasattr(rows, "__len__") or not hasattr(rows, "__getitem__"):
@@ -32,6 +35,7 @@ class RowsDataset:
         if len(rows) == 0:
             raise DataError(f"{name}_dataset has no rows")
         self.rows, self.tokenizer, self.max_prompt_length, self.name = rows, tokenizer, max_prompt_length, name
+        self.options = options
         self[0]  # a mistake in the columns is found now
 
     def __len__(self) -> int:
@@ -72,7 +76,7 @@ class RowsDataset:
             # As a row with is_conversation=False: the reward function gets the text that the row has.
             if row.images is not None:
                 raise PromptError("the row has images; train a vision model from data files with podium train")
-            return row, messages, encode_messages(self.tokenizer, messages, row.tools)
+            return row, messages, encode_messages(self.tokenizer, messages, row.tools, self.options)
         tokens = [int(token) for token in raw["input_ids"]]
         if (mask := raw.get("attention_mask")) is not None:
             tokens = [token for token, real in zip(tokens, mask, strict=True) if real]

@@ -5,32 +5,20 @@ The loop is RayPPOTrainer's and is not repeated here: the methods it calls in ea
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-
-from podium.algorithms.kl import kl_penalty
 from podium.api.callbacks import CallbackList
-from podium.metric import Metric, reduce_metrics
+from podium.api.metrics import evaluation_metrics, group_metrics, objective_metrics, renamed
+from podium.metric import reduce_metrics
 from podium.protocol import DataProto
+from podium.trainer.metrics import compute_data_metrics
 from podium.trainer.ray_trainer import RayPPOTrainer, StepMetrics
 from podium.trainer.validation import ValidationResult
-
-ALSO_CALLED = {
-    "actor/ppo_kl_k2": "policy/approxkl_avg",
-    "actor/ratio": "val/ratio",
-    "actor/pg_clipfrac": "policy/clipfrac_avg",
-    "actor/pg_loss": "loss/policy_avg",
-    "critic/vf_loss": "loss/value_avg",
-    "critic/vf_clipfrac": "val/clipfrac_avg",
-    "actor/lr": "lr",
-}
-"""Our metrics under TRL's names."""
 
 
 class CallbackTrainer(RayPPOTrainer):
     callbacks: CallbackList
     """Set right after the trainer is made."""
+    steps_left_out = 0
+    """Steps of epochs that a callback ended early."""
 
     def _collect_rollouts(self, metrics: StepMetrics, timing: dict[str, float]) -> DataProto:
         self.callbacks.call("on_step_begin")
@@ -40,21 +28,33 @@ class CallbackTrainer(RayPPOTrainer):
 
     def _record(self, batch: DataProto, metrics: StepMetrics, timing: dict[str, float]) -> None:
         episodes = self.global_steps * self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
-        numbers = reduce_metrics(metrics)
-        metrics |= {name: numbers[ours] for ours, name in ALSO_CALLED.items() if ours in numbers}
-        metrics |= objective_metrics(batch, self.config.algorithm, self.tokenizer.eos_token_id)
+        numbers, groups = reduce_metrics(metrics), not self.use_critic
+        metrics |= renamed(numbers, groups)
+        coefficient = numbers.get("actor/reward_kl_penalty_coeff")
+        metrics |= objective_metrics(batch, self.config.algorithm, self.tokenizer.eos_token_id, coefficient)
+        if groups:
+            metrics |= group_metrics(batch, numbers["critic/zero_std_groups"])
         metrics |= {"episode": float(episodes), "eps": len(batch) / timing["step"]}
         super()._record(batch, metrics, timing)
-        state, control = self.callbacks.state, self.callbacks.control
+        state = self.callbacks.state
         state.global_step, state.episode = self.global_steps, episodes
-        state.epoch = self.global_steps / len(self.train_sampler)
-        logs = reduce_metrics(metrics) | {"step": float(self.global_steps)}
+        state.epoch = (self.global_steps + self.steps_left_out) / len(self.train_sampler)
+        logs = reduce_metrics(metrics) | {"step": float(self.global_steps), "epoch": state.epoch}
         state.log_history.append(logs)
         self.callbacks.call("on_log", logs=logs)
         self.callbacks.call("on_step_end", metrics=logs)
+        self._obey(logs, batch)
+
+    def _obey(self, logs: dict[str, float], batch: DataProto) -> None:
+        """Do what the callbacks ask for after a step."""
         control = self.callbacks.control
-        if control.should_training_stop:
-            self.total_training_steps = self.global_steps
+        if control.should_log:
+            control.should_log = False
+            self._report(logs, batch)
+        if control.should_epoch_stop:
+            control.should_epoch_stop = False
+            self._end_epoch()
+        self._stop_if_asked()
         if control.should_evaluate:
             control.should_evaluate = False
             self._validate()
@@ -62,43 +62,35 @@ class CallbackTrainer(RayPPOTrainer):
             control.should_save = False
             self._save_checkpoint()
 
+    def _stop_if_asked(self) -> None:
+        if self.callbacks.control.should_training_stop:
+            self.total_training_steps = self.global_steps
+
+    def _report(self, logs: dict[str, float], batch: DataProto) -> None:
+        """Send a step to the trackers that `logging_steps` would have left out."""
+        if self.global_steps % self.config.trainer.logging_freq:
+            numbers = compute_data_metrics(batch, self.use_critic, self.config.data.max_response_length)
+            for tracker in self.recorder.trackers:
+                tracker.log(self.global_steps, numbers | logs)
+
+    def _end_epoch(self) -> None:
+        """Go on with the next epoch. As in transformers the run is shorter by the steps that are left out."""
+        sampler = self.train_sampler
+        left = (sampler.size - sampler.cursor) // sampler.batch_size
+        sampler.epoch, sampler.cursor = sampler.epoch + 1, 0
+        self.steps_left_out += left
+        self.total_training_steps = max(self.global_steps, self.total_training_steps - left)
+        self._mark()
+
     def _validate(self) -> ValidationResult | None:
         result = super()._validate()
         if result is not None:
             logs = evaluation_metrics(result)
             self.callbacks.state.log_history.append(logs | {"step": float(self.global_steps)})
             self.callbacks.call("on_evaluate", metrics=logs)
+            self._stop_if_asked()
         return result
 
     def _save_checkpoint(self) -> None:
         super()._save_checkpoint()
         self.callbacks.call("on_save")
-
-
-def evaluation_metrics(result: ValidationResult) -> dict[str, float]:
-    """The validation's metrics, and the mean score as `eval_score`."""
-    scores = [sample.score for sample in result.samples if sample.score is not None]
-    mean = sum(scores) / len(scores) if scores else float("nan")
-    return {"eval_score": mean, "eval_samples": float(len(result.samples))} | result.metrics
-
-
-def objective_metrics(batch: DataProto, algorithm: Any, eos_token_id: int) -> dict[str, float | Metric]:
-    """`objective/*`, the entropy and the end tokens of a batch: sums over real tokens, means over rows."""
-    tensors = batch.tensors()
-    mask = tensors["response_mask"].float()
-    scores = tensors["token_level_scores"].sum(-1).mean()
-    metrics = {"objective/scores": scores}
-    written = torch.where(mask.bool(), tensors["responses"], -1)
-    metrics["val/num_eos_tokens"] = (written == eos_token_id).sum()
-    if "old_log_probs" in tensors:
-        old = tensors["old_log_probs"] * mask
-        metrics["objective/entropy"] = -old.sum(-1).mean()
-        if "ref_log_prob" in tensors:
-            reference = tensors["ref_log_prob"] * mask
-            metrics["objective/kl"] = (old - reference).sum(-1).mean()
-            penalty = kl_penalty(old, reference, algorithm.kl_penalty) * mask
-            metrics["objective/non_score_reward"] = -algorithm.kl_ctrl.kl_coef * penalty.sum(-1).mean()
-            metrics["objective/rlhf_reward"] = metrics["objective/non_score_reward"] + scores
-    if "entropys" in tensors:
-        metrics["policy/entropy_avg"] = (tensors["entropys"] * mask).sum() / mask.sum().clamp(min=1)
-    return {name: float(value) for name, value in metrics.items()}

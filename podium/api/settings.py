@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from podium.api.arguments import GRPOConfig, PPOConfig, TrainingArguments
+from podium.api.optim import one_of, optim_settings, read_dict, word_of
 from podium.config import check_config, load_config
 from podium.config.schema import Config
 from podium.errors import ConfigError
-from podium.plugins import nearest
 
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 NO_LIMIT = 1e6
 """In the place of a bound that is off."""
-SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
 LOSSES = {
     "grpo": ("vanilla", "seq-mean-token-mean"),
     "bnpo": ("vanilla", "token-mean"),
@@ -30,6 +29,9 @@ LOSSES = {
     "cispo": ("cispo", "token-mean"),
     "sapo": ("sapo", "token-mean"),
 }
+LOADING = ("dtype", "torch_dtype", "attn_implementation", "use_cache", "device_map", "low_cpu_mem_usage")
+"""Arguments of `from_pretrained` that are the train engine's matter."""
+CORRECTIONS = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 TRACKERS = ("wandb", "swanlab", "tensorboard", "mlflow")
 
 Settings = dict[str, Any]
@@ -51,12 +53,6 @@ def make_config(args: TrainingArguments, settings: Mapping[str, Any]) -> Config:
     return config
 
 
-def one_of(name: str, value: str, allowed: Mapping[str, Any] | tuple[str, ...]) -> str:
-    if value not in allowed:
-        raise ConfigError(f"{name}={value!r} is not known{nearest(str(value), allowed)}")
-    return value
-
-
 def exact(name: str, total: int, parts: int, what: str) -> int:
     if parts < 1 or total % parts:
         raise ConfigError(f"{name}={parts} does not divide the {total} {what} of a step; choose one that does")
@@ -65,24 +61,11 @@ def exact(name: str, total: int, parts: int, what: str) -> int:
 
 def common_settings(args: TrainingArguments, total_steps: int, updates: int, steps_per_epoch: int) -> Settings:
     """What PPO and GRPO share. `updates`: optimizer steps per training step."""
-    if args.push_to_hub:
-        raise ConfigError(
-            "push_to_hub is left to huggingface_hub: trainer.save_model(folder), then "
-            "huggingface_hub.upload_folder(repo_id=..., folder_path=folder)"
-        )
     folder = Path(args.output_dir or "trainer_output")
-    schedule = SCHEDULES[
-        one_of(
-            "lr_scheduler_type",
-            str(getattr(args.lr_scheduler_type, "value", None) or args.lr_scheduler_type),
-            SCHEDULES,
-        )
-    ]
-    warmup = args.warmup_steps if args.warmup_ratio is None else args.warmup_ratio
-    warmup_steps = math.ceil(warmup * total_steps) if warmup < 1 else int(warmup)
+    strategy = one_of("train_sampling_strategy", args.train_sampling_strategy, ("random", "sequential"))
     settings: Settings = {
         "trainer.default_local_dir": str(folder),
-        "trainer.experiment_name": args.run_name or folder.name or "run",
+        "trainer.experiment_name": args.run_name or getattr(args, "exp_name", None) or folder.name or "run",
         "trainer.nnodes": args.nnodes,
         "trainer.n_gpus_per_node": args.n_gpus_per_node,
         "trainer.device": "cpu" if args.use_cpu else "auto",
@@ -95,20 +78,18 @@ def common_settings(args: TrainingArguments, total_steps: int, updates: int, ste
         "trainer.stop_grace_s": 0,  # a notebook's process outlives the run
         "data.train_files": ["memory://train"],
         "data.overlong_prompts": "truncate_left",
+        "data.shuffle": strategy == "random",
         "data.val_batch_size": args.per_device_eval_batch_size * args.num_workers,
         f"{MODEL}.dtype": "auto" if args.bf16 is None else "bfloat16" if args.bf16 else "float32",
         f"{MODEL}.enable_gradient_checkpointing": args.gradient_checkpointing,
         f"{MODEL}.trust_remote_code": args.trust_remote_code,
         f"{ACTOR}.micro_batch_size_per_gpu": args.per_device_train_batch_size,
         f"{ACTOR}.grad_clip": args.max_grad_norm or NO_LIMIT,
+        f"{ACTOR}.fsdp.use_torch_compile": args.torch_compile,
     }
-    optim = {
-        "lr": args.learning_rate,
-        "betas": [args.adam_beta1, args.adam_beta2],
-        "weight_decay": args.weight_decay,
-        "lr_decay": schedule,
-        "lr_warmup_steps": warmup_steps * updates if args.lr_scheduler_type != "constant" else 0,
-    }
+    if args.project != "huggingface":
+        settings["trainer.project_name"] = args.project
+    optim = optim_settings(args, total_steps, updates)
     return settings | {f"{ACTOR}.optim.{name}": value for name, value in optim.items()}
 
 
@@ -138,6 +119,7 @@ def ppo_settings(args: PPOConfig, sizes: Sizes, eos_token_id: int) -> Settings:
         "actor_rollout_ref.ref.max_tokens_per_micro_batch": args.local_rollout_forward_batch_size * longest,
         "critic.model.dtype": settings[f"{MODEL}.dtype"],
         "critic.model.enable_gradient_checkpointing": args.gradient_checkpointing,
+        "critic.fsdp.use_torch_compile": args.torch_compile,
         "critic.cliprange_value": args.cliprange_value,
         # AdamW does not see a factor before the loss; the clipping of the gradient does.
         "critic.grad_clip": (args.max_grad_norm or NO_LIMIT) / (args.vf_coef or 1.0),
@@ -173,9 +155,10 @@ def _stop_settings(args: PPOConfig, eos_token_id: int) -> Settings:
 
 def _ppo_validation(args: PPOConfig, sizes: Sizes, total: int, steps_per_epoch: int) -> Settings:
     every = _eval_freq(args, total, steps_per_epoch)
-    if every == -1 and args.num_sample_generations > 0:
+    shows = every == -1 and args.num_sample_generations > 0
+    if shows:
         every = max(1, total // args.num_sample_generations)
-    return _validation(sizes, every)
+    return _validation(sizes, every, args.eval_on_start or shows)
 
 
 def grpo_settings(args: GRPOConfig, sizes: Sizes) -> Settings:
@@ -194,6 +177,7 @@ def grpo_settings(args: GRPOConfig, sizes: Sizes) -> Settings:
         "data.train_batch_size": prompts,
         "data.max_prompt_length": args.max_prompt_length,
         "data.max_response_length": args.max_completion_length,
+        "data.apply_chat_template_kwargs": read_dict("chat_template_kwargs", args.chat_template_kwargs),
         f"{ACTOR}.ppo_mini_batch_size": mini,
         f"{ACTOR}.ppo_epochs": args.num_iterations,
         f"{ACTOR}.clip_ratio": args.epsilon,
@@ -204,6 +188,9 @@ def grpo_settings(args: GRPOConfig, sizes: Sizes) -> Settings:
         f"{ACTOR}.entropy_coeff": args.entropy_coef,
         f"{ACTOR}.use_kl_loss": args.beta > 0,
         f"{ACTOR}.kl_loss_coef": args.beta,
+        f"{ACTOR}.kl_loss_type": "k3+" if args.use_bias_correction_kl else "k3",
+        f"{ACTOR}.policy_loss.tau_pos": args.sapo_temperature_pos,
+        f"{ACTOR}.policy_loss.tau_neg": args.sapo_temperature_neg,
         f"{ROLLOUT}.n": args.num_generations,
         f"{ROLLOUT}.temperature": args.temperature,
         f"{ROLLOUT}.top_p": args.top_p,
@@ -213,11 +200,50 @@ def grpo_settings(args: GRPOConfig, sizes: Sizes) -> Settings:
         "algorithm.norm_adv_by_std_in_grpo": _scales(args.scale_rewards),
         "trainer.log_val_generations": (args.num_completions_to_print or 4) if args.log_completions else 0,
     }
-    if args.use_vllm:
-        settings[f"{ROLLOUT}.name"] = "vllm"
-        settings[f"{ROLLOUT}.gpu_memory_utilization"] = args.vllm_gpu_memory_utilization
-        settings[f"{ROLLOUT}.tensor_model_parallel_size"] = args.vllm_tensor_parallel_size
-    return settings | _validation(sizes, _eval_freq(args, total, steps_per_epoch))
+    if not args.shuffle_dataset:
+        settings["data.shuffle"] = False
+    settings |= _model_settings(args) | _vllm_settings(args) | _eval_sampling(args)
+    return settings | _validation(sizes, _eval_freq(args, total, steps_per_epoch), args.eval_on_start)
+
+
+def _model_settings(args: GRPOConfig) -> Settings:
+    """Of `model_init_kwargs`, what the train engine does not decide by itself."""
+    given = read_dict("model_init_kwargs", args.model_init_kwargs)
+    trust = {f"{MODEL}.trust_remote_code": True} if given.pop("trust_remote_code", False) else {}
+    for name, value in given.items():
+        if name not in LOADING and not (name == "revision" and value in (None, "main")):
+            raise ConfigError(f"model_init_kwargs: {name!r} is not taken; load the model yourself and give it as model")
+    return trust
+
+
+def _vllm_settings(args: GRPOConfig) -> Settings:
+    if not args.use_vllm:
+        return {}
+    settings: Settings = {
+        f"{ROLLOUT}.name": "vllm",
+        f"{ROLLOUT}.gpu_memory_utilization": args.vllm_gpu_memory_utilization,
+        f"{ROLLOUT}.tensor_model_parallel_size": args.vllm_tensor_parallel_size,
+    }
+    extra: Settings = {"model_impl": args.vllm_model_impl} if args.vllm_model_impl != "vllm" else {}
+    extra |= {"max_model_len": args.vllm_max_model_length} if args.vllm_max_model_length else {}
+    if extra:
+        settings[f"{ROLLOUT}.engine_kwargs"] = extra
+    if args.vllm_importance_sampling_correction:
+        mode = one_of("vllm_importance_sampling_mode", args.vllm_importance_sampling_mode, CORRECTIONS)
+        level, _, bound = mode.partition("_")
+        settings["algorithm.rollout_correction.mode"] = level
+        settings["algorithm.rollout_correction.truncate"] = "clip" if bound == "truncate" else "mask"
+        highest = args.vllm_importance_sampling_cap or args.vllm_importance_sampling_clip_max
+        settings["algorithm.rollout_correction.threshold"] = highest
+    return settings
+
+
+def _eval_sampling(args: GRPOConfig) -> Settings:
+    if args.num_generations_eval is None:
+        return {}
+    drawn = {"temperature": args.temperature, "top_p": args.top_p, "top_k": args.top_k or -1}
+    drawn |= {"do_sample": True, "n": args.num_generations_eval}
+    return {f"{ROLLOUT}.val_kwargs.{name}": value for name, value in drawn.items()}
 
 
 def _generation_samples(args: GRPOConfig) -> int:
@@ -235,16 +261,14 @@ def _scales(scale_rewards: str | bool) -> bool:
     return one_of("scale_rewards", scale_rewards, ("group", "none")) == "group"
 
 
-def _validation(sizes: Sizes, every: int) -> Settings:
+def _validation(sizes: Sizes, every: int, before: bool) -> Settings:
     if not sizes.has_eval:
         return {"trainer.val_before_train": False}
-    return {"data.val_files": ["memory://eval"], "trainer.test_freq": every, "trainer.val_before_train": every > 0}
+    return {"data.val_files": ["memory://eval"], "trainer.test_freq": every, "trainer.val_before_train": before}
 
 
 def _eval_freq(args: TrainingArguments, total: int, steps_per_epoch: int) -> int:
-    match one_of(
-        "eval_strategy", str(getattr(args.eval_strategy, "value", args.eval_strategy)), ("no", "steps", "epoch")
-    ):
+    match one_of("eval_strategy", word_of(args.eval_strategy), ("no", "steps", "epoch")):
         case "steps":
             return _steps(args.eval_steps or args.logging_steps, total)
         case "epoch":
@@ -254,9 +278,7 @@ def _eval_freq(args: TrainingArguments, total: int, steps_per_epoch: int) -> int
 
 
 def _save_freq(args: TrainingArguments, total: int, steps_per_epoch: int) -> int:
-    match one_of(
-        "save_strategy", str(getattr(args.save_strategy, "value", args.save_strategy)), ("no", "steps", "epoch")
-    ):
+    match one_of("save_strategy", word_of(args.save_strategy), ("no", "steps", "epoch")):
         case "steps":
             return _steps(args.save_steps, total)
         case "epoch":

@@ -6,10 +6,11 @@ of checkpoints.
 
 from __future__ import annotations
 
+import itertools
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import fsspec
@@ -60,7 +61,15 @@ def what_failed(error: BaseException, fs: Any) -> str:
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     for secret in _secrets(fs.storage_options):
         text = text.replace(secret, HIDDEN)
+    text = re.sub(r"(https?://[^\s?]+\?)\S+", rf"\1{HIDDEN}", text)  # tokens and signatures
     return " ".join(scrub_text(text).split())[:_MAX_TEXT]
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether the file system answered, and the answer was no: trying again does not help."""
+    response = getattr(error, "response", None)
+    codes = (getattr(response, "status_code", None), getattr(error, "code", None), getattr(error, "status", None))
+    return isinstance(error, PermissionError | FileNotFoundError) or not {401, 403, "401", "403"}.isdisjoint(codes)
 
 
 def how_to_get_in(url: str) -> str:
@@ -98,6 +107,30 @@ class Progress(Callback):
 
     def absolute_update(self, value: int) -> None:
         self.moved_at = time.monotonic()
+
+
+def each(work: Callable[[T], object], items: Iterable[T], at_once: int) -> None:
+    """Call `work` for every item in so many threads, which do not keep the process when one of them hangs."""
+    left, lock, failures = iter(list(items)), threading.Lock(), list[BaseException]()
+
+    def run() -> None:
+        while not failures:
+            with lock:
+                batch = list(itertools.islice(left, 1))
+            if not batch:
+                return
+            try:
+                work(batch[0])
+            except BaseException as error:  # noqa: BLE001 (it is raised again in the thread that waits)
+                failures.append(error)
+
+    threads = [threading.Thread(target=run, name="remote: file", daemon=True) for _ in range(at_once)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
 
 
 class Stalled(CheckpointError):

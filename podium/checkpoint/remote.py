@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from podium.checkpoint.file_systems import Stalled, what_failed, without_login
+from podium.checkpoint.file_systems import Stalled, is_refusal, what_failed, without_login
 from podium.checkpoint.remote_store import SETTING, HostileManifest, RemoteStore, step_of
 from podium.checkpoint.store import CheckpointStore, Retention
 from podium.errors import CheckpointError
@@ -27,8 +27,6 @@ log = logging.getLogger(__name__)
 _TRIES = 4
 _PAUSE_S = 1.0
 _PAUSE_FACTOR = 4.0  # 1, 4 and 16 s between the tries: a server that is started again is met
-_FINAL = (PermissionError, FileNotFoundError, HostileManifest, Stalled)
-"""Failures that a second try does not mend."""
 
 
 class Uploader:
@@ -40,9 +38,10 @@ class Uploader:
         report: Callable[..., None],
         retention: Retention | None = None,
         pause_s: float = _PAUSE_S,
+        tries: int = _TRIES,
     ) -> None:
         self.remote, self._report, self._retention = remote, report, retention or Retention()
-        self._pause_s = pause_s
+        self._pause_s, self._tries = pause_s, tries
         self._waiting: list[Path] = []
         self._changed = threading.Condition()
         self._closed = False
@@ -124,7 +123,7 @@ class Uploader:
     def _upload(self, checkpoint: Path, newer: int) -> None:
         details = {"path": str(checkpoint), "url": self.remote.url}
         limit = self._retention.max_to_keep
-        if limit is not None and newer >= max(limit, 1) and not self._retention.best_metric:
+        if limit is not None and newer >= (1 if self._lost else max(limit, 1)) and not self._retention.best_metric:
             self._report("upload_skipped", **details, reason=f"{newer} newer ones are waiting")
             return
         start = time.monotonic()
@@ -143,13 +142,13 @@ class Uploader:
 
     def _try(self, work: Callable[[bool], Any], doing: str) -> Any:
         """The result of `work(again)`, tried a few times with growing pauses."""
-        for attempt in range(1, _TRIES + 1):
+        for attempt in range(1, self._tries + 1):
             try:
                 return work(attempt > 1)
             except Exception as error:
                 reason = what_failed(error, self.remote.fs)
-                log.warning("%s %s, attempt %d of %d: %s", doing, self.remote.url, attempt, _TRIES, reason)
-                if attempt == _TRIES or isinstance(error, _FINAL):
+                log.warning("%s %s, attempt %d of %d: %s", doing, self.remote.url, attempt, self._tries, reason)
+                if attempt == self._tries or is_refusal(error) or isinstance(error, HostileManifest | Stalled):
                     raise
             time.sleep(self._pause_s * _PAUSE_FACTOR ** (attempt - 1))
         raise AssertionError("the last attempt returns or raises")

@@ -27,9 +27,26 @@ def run_checks(recipe: str | None, overrides: Sequence[str], gpu_memory_gb: floa
         yield from _settings_problems(error)
     else:
         yield ok("settings", "known, in range, and they fit together")
+    config, found = _settled(config)
+    yield from found
     for text in config_notes(config):
         yield note("settings", text)
     yield from _check_parts(config, gpu_memory_gb)
+
+
+def _settled(config: Config) -> tuple[Config, list[Finding]]:
+    """With what the user's own estimator asks for."""
+    if ":" not in config.algorithm.adv_estimator:
+        return config, []
+    from podium.trainer.requirements import settle_critic
+
+    try:
+        return settle_critic(config), []
+    except ConfigError as error:
+        return config, list(_settings_problems(error))
+    except Exception as error:  # noqa: BLE001  the user's file may raise anything when it is imported
+        said = f"{config.algorithm.adv_estimator} cannot be imported: {type(error).__name__}: {error}"
+        return config, [problem("settings", said, "repair the file that algorithm.adv_estimator names")]
 
 
 def _settings_problems(error: ConfigError) -> Findings:

@@ -8,10 +8,11 @@ from typing import Any
 
 from podium.checks.findings import Finding, Findings, note, ok, problem
 from podium.config.schema import Config
+from podium.data.agent_names import agent_loop
 from podium.data.dataset import RLHFDataset
 from podium.data.quarantine import BadRow
 from podium.data.tasks import Split
-from podium.errors import PodiumError
+from podium.errors import DataError, PodiumError
 from podium.models.load import load_processor
 
 SHOWN_BAD_ROWS = 3
@@ -34,7 +35,12 @@ def _check_split(config: Config, tokenizer: Any, split: Split, files: list[str])
     except PodiumError as error:
         yield problem("data", f"{key}: {error}", f"correct {key}, or the file it names")
         return
-    lengths, bad = _look(dataset)
+    dataset.agent = agent_loop(config)
+    try:
+        lengths, bad = _look(dataset)
+    except DataError as error:
+        yield problem("data", str(error), f"correct {key}, or the settings it names")
+        return
     looked = len(lengths) + len(bad)
     if len(bad) > config.data.max_bad_rows:
         first = "; ".join(str(error) for error in bad[:SHOWN_BAD_ROWS])

@@ -1,6 +1,6 @@
 """The models of a run: do they load, speak one vocabulary, and reach as far as the sequences?
 
-Only configurations and tokenizers are read; weights stay on the disk.
+Only configurations, tokenizers and a reward model's head are read; the other weights stay on the disk.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from podium.checks.findings import Findings, note, ok, problem
 from podium.config.schema import Config
 from podium.errors import PodiumError
 from podium.models.load import load_config, load_tokenizer
+from podium.models.value import read_score_head
 
 FOLDER_FIX = "give a Hugging Face folder with config.json, safetensors and a tokenizer, or builtin:tiny"
+SCORER_FIX = "train one on the policy's own model: podium train-reward"
 
 
 def read_model(config: Config) -> tuple[Any, Any, list[Any]]:
@@ -52,13 +54,17 @@ def _check_reward_model(config: Config, tokenizer: Any) -> Findings:
         theirs: Any = load_tokenizer(settings.model.path, settings.model.trust_remote_code)
         load_config(settings.model.path, settings.model.trust_remote_code)
     except PodiumError as error:
-        yield problem("model", f"reward_model.model.path: {error}", FOLDER_FIX)
+        yield problem("model", f"reward_model.model.path: {error}", SCORER_FIX)
         return
+    try:
+        read_score_head(settings.model)
+    except PodiumError as error:
+        yield problem("model", str(error), SCORER_FIX)
     if theirs.get_vocab() != tokenizer.get_vocab():
         yield problem(
             "model",
             f"the reward model {settings.model.path} has another vocabulary than the policy, whose tokens it reads",
-            "train one on the policy's own model: podium train-reward",
+            SCORER_FIX,
         )
 
 

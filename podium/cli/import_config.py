@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,24 +12,25 @@ from typing import TYPE_CHECKING, Any
 from podium.errors import ConfigError
 
 if TYPE_CHECKING:
-    from podium.cli.verl_keys import Translation
+    from podium.config.verl_keys import Translation
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 EPILOG = """\
 The file is verl's YAML (resolved: the config.yaml of a run, or one without
 Hydra's defaults) or a shell script that calls verl.trainer.main_ppo with
-key=value words. The recipe goes to standard output, or to --out, with verl's
-defaults written out where Podium's differ; what has no counterpart is listed
-with the reason.
+key=value words; its own variables, defaults and whole-number sums are filled in.
+The recipe goes to standard output, or to --out, with verl's defaults written
+out where Podium's differ; what has no counterpart is listed with the reason.
 
 examples:
   podium import-config run_qwen2-7b.sh --out my.yaml
   podium import-config verl/config.yaml > my.yaml
   podium check my.yaml
 """
-ASSIGNMENT = re.compile(r"^\s*(?:export\s+)?([A-Za-z_]\w*)=(.*)$")
-SETTING = re.compile(r"^\+{0,2}([A-Za-z_][\w]*(?:\.[\w]+)+)=(.*)$", re.DOTALL)
+SETTING = re.compile(r"^\+{0,2}([A-Za-z_]\w*(?:\.\w+)*)=(.*)$", re.DOTALL)
+REFERENCE = re.compile(r"\$\{(\w+(?:\.\w+)+)\}")
+"""Hydra's `${a.b}`: the value of another setting."""
 
 
 def add_parser(commands: Commands) -> None:
@@ -49,7 +49,7 @@ def add_parser(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if len(arguments.words) != 1:
         raise ConfigError("podium import-config takes one file: verl's YAML or a launch script")
-    from podium.cli.verl_keys import translate, with_defaults
+    from podium.config.verl_keys import translate, with_defaults
 
     source = Path(arguments.words[0])
     try:
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
         Path(arguments.out).write_text(recipe, encoding="utf-8")
     else:
         sys.stdout.write(recipe)
-    report(translation, values, recipe)
+    report(translation, values)
     return 0
 
 
@@ -102,37 +102,25 @@ def _flatten(tree: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def read_script(text: str) -> dict[str, Any]:
-    """The a.b=c words of the script, with its own plain variables filled in."""
+    """The a.b=c words of the script, and those without a dot that are settings."""
     import yaml
 
-    joined = re.sub(r"\\\r?\n", " ", text)
-    variables: dict[str, str] = {"HOME": "~"}
+    from podium.cli.shell_words import read_words
+    from podium.config.names import leaves
+
+    written: dict[str, str] = {}
+    for word in read_words(text):
+        found = SETTING.match(word)
+        if found and ("." in found[1] or found[1] in leaves()):
+            written[found[1]] = found[2]
     values: dict[str, Any] = {}
-    for line in joined.splitlines():
-        if line.lstrip().startswith("#"):
-            continue
+    for key, value in written.items():
+        filled = REFERENCE.sub(lambda found: written.get(found[1], found[0]), value)
         try:
-            words = shlex.split(line, comments=True)
-        except ValueError:
-            continue
-        assigned = ASSIGNMENT.match(line)
-        if assigned and words and words[-1].startswith(f"{assigned[1]}=") and len(words) <= 2:
-            variables[assigned[1]] = _fill(words[-1].partition("=")[2], variables)
-            continue
-        for word in words:
-            if found := SETTING.match(word):
-                filled = _fill(found[2], variables)
-                try:
-                    values[found[1]] = _typed(yaml.safe_load(filled))
-                except yaml.YAMLError:
-                    values[found[1]] = filled
+            values[key] = _typed(yaml.safe_load(filled))
+        except yaml.YAMLError:
+            values[key] = filled
     return values
-
-
-def _fill(text: str, variables: dict[str, str]) -> str:
-    return re.sub(
-        r"\$\{?([A-Za-z_]\w*)(?::-([^}]*))?\}?", lambda m: variables.get(m[1], m[2] if m[2] is not None else m[0]), text
-    )
 
 
 def _typed(value: Any) -> Any:
@@ -158,7 +146,7 @@ def render(translation: Translation, name: str) -> str:
     return f"# From {name}, by podium import-config.\n{text}"
 
 
-def report(translation: Translation, values: dict[str, Any], recipe: str) -> None:
+def report(translation: Translation, values: dict[str, Any]) -> None:
     """What became of the keys, on stderr."""
     left = translation.left
     sys.stderr.write(f"{len(values) - len(left)} of {len(values)} settings translated.\n")
@@ -166,20 +154,24 @@ def report(translation: Translation, values: dict[str, Any], recipe: str) -> Non
         sys.stderr.write(f"{len(left)} were not:\n")
         for key, reason in left.items():
             sys.stderr.write(f"  {key} = {values[key]}: {reason}\n")
+    for note in translation.notes:
+        sys.stderr.write(f"  note: {note}\n")
     for problem in problems_of(translation):
         sys.stderr.write(f"  to repair: {problem}\n")
 
 
 def problems_of(translation: Translation) -> list[str]:
-    """What `podium train` would say about the recipe."""
+    """What is not filled in, and what `podium train` would say about the rest of the recipe."""
     import json
 
     from podium.config import check_config, load_config
 
-    words = [f"{key}={json.dumps(value)}" for key, value in translation.settings.items()]
+    unfilled = {key: value for key, value in translation.settings.items() if "$" in str(value) or "`" in str(value)}
+    problems = [f"{key} = {value}: only the shell knows; write what it stands for" for key, value in unfilled.items()]
+    words = [f"{key}={json.dumps(value)}" for key, value in translation.settings.items() if key not in unfilled]
     try:
         check_config(load_config(None, words))
     except ConfigError as error:
         first, *others = str(error).splitlines()
-        return [line.removeprefix("- ").removeprefix("the command line: ") for line in others or [first]]
-    return []
+        problems += [line.removeprefix("- ").removeprefix("the command line: ") for line in others or [first]]
+    return problems

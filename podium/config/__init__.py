@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from podium.config.checks import check_config, config_notes
+from podium.config.checks import check_config
 from podium.config.load import find_recipe, load_config, save_config
+from podium.config.notes import config_notes
 from podium.config.plan import Plan, make_plan
 from podium.config.resolve import resolve
 from podium.config.schema import Config

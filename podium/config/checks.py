@@ -1,8 +1,8 @@
 """Do the settings fit together? Asked before any process starts, answered with all problems at once.
 
-`check_config` takes a resolved config and raises one error that lists every problem with its fix; `config_notes` says
-what is allowed but probably not meant. Neither imports torch: what needs a device, a model or a cluster is checked
-where those are opened. Whether each value has the right type is settled by load.py, its range and name by ranges.py.
+`check_config` takes a resolved config and raises one error that lists every problem with its fix. It does not import
+torch: what needs a device, a model or a cluster is checked where those are opened. Whether each value has the right
+type is settled by load.py, its range and name by ranges.py; what is allowed but odd is said by notes.py.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from podium.config.ranges import ESTIMATORS, GROUP_ESTIMATORS, check_each
+from podium.config.ranges import GROUP_ESTIMATORS, check_each
 from podium.config.resolve import TASK_PREFIX, num_workers
 from podium.config.schema import Config
 from podium.errors import ConfigError
@@ -27,30 +27,6 @@ def check_config(config: Config) -> None:
         raise ConfigError(problems[0])
     if problems:
         raise ConfigError(f"{len(problems)} settings do not fit:\n" + "\n".join(f"- {problem}" for problem in problems))
-
-
-def config_notes(config: Config) -> list[str]:
-    """What is allowed and works, but may not be what was meant."""
-    actor, algorithm, data = config.actor_rollout_ref.actor, config.algorithm, config.data
-    notes = []
-    if actor.use_kl_loss and algorithm.use_kl_in_reward:
-        notes.append("KL to the reference counts twice: in the reward (use_kl_in_reward) and in the loss (use_kl_loss)")
-    if algorithm.kl_ctrl.type == "adaptive" and not algorithm.use_kl_in_reward:
-        notes.append("algorithm.kl_ctrl has no effect: algorithm.use_kl_in_reward is off")
-    if actor.clip_ratio not in (actor.clip_ratio_low, actor.clip_ratio_high):
-        notes.append("actor.clip_ratio has no effect: clip_ratio_low and clip_ratio_high are both set")
-    if config.critic.enable and algorithm.adv_estimator in ESTIMATORS and algorithm.adv_estimator != "gae":
-        notes.append(f"the critic is trained but {algorithm.adv_estimator} does not use its values")
-    ref = config.actor_rollout_ref.ref.max_tokens_per_micro_batch
-    if config.actor_rollout_ref.model.lora_rank and ref not in (None, actor.max_tokens_per_micro_batch):
-        notes.append("ref.max_tokens_per_micro_batch has no effect with LoRA: the actor scores for the reference")
-    longest = data.max_prompt_length + data.max_response_length
-    if actor.micro_batch_size_per_gpu is None and actor.max_tokens_per_micro_batch < longest:
-        notes.append(
-            f"a sequence may have {longest} tokens, more than actor.max_tokens_per_micro_batch "
-            f"({actor.max_tokens_per_micro_batch}); it is then a micro-batch of its own"
-        )
-    return notes
 
 
 def _check_batches(config: Config) -> Problems:
@@ -114,7 +90,7 @@ def _check_algorithm(config: Config) -> Problems:
     model = config.actor_rollout_ref.model
     if model.lora_rank > 0 and config.actor_rollout_ref.ref.path != model.path:
         yield "actor_rollout_ref.ref.path with lora_rank: the reference is the model without its adapters; set only one"
-    if config.trainer.critic_warmup > 0 and not config.critic.enable:
+    if config.trainer.critic_warmup > 0 and config.critic.enable is False:
         yield f"trainer.critic_warmup = {config.trainer.critic_warmup} needs a critic: set 0, or critic.enable=true"
     if algorithm.kl_ctrl.type == "adaptive" and algorithm.kl_ctrl.schedule is not None:
         yield "algorithm.kl_ctrl.schedule belongs to type fixed; with type adaptive set schedule=null"
@@ -224,7 +200,7 @@ def _check_trainer(config: Config) -> Problems:
     if trainer.resume_mode not in ("auto", "must", "disable") and not os.path.isdir(trainer.resume_mode):
         yield (
             f"trainer.resume_mode = {trainer.resume_mode} is neither auto, must or disable nor a checkpoint folder "
-            f"that exists"
+            f"that exists; to go on from a checkpoint write its folder: trainer.resume_mode=<folder>"
         )
     for name in ("project_name", "experiment_name"):
         if not getattr(trainer, name).strip():
@@ -250,7 +226,10 @@ def _check_files(config: Config) -> Problems:
         *([("reward_model.model.path", config.reward_model.model.path)] if config.reward_model.enable else []),
     ):
         if not path or (path.startswith(("/", "./", "../")) and not os.path.exists(path)):
-            yield f"{key} = {path!r}: there is no such folder; give a Hugging Face folder, or builtin:tiny"
+            what = "a Hugging Face folder, or builtin:tiny"
+            if key == "reward_model.model.path":
+                what = "what `podium train-reward` wrote, or a sequence classifier with one label"
+            yield f"{key} = {path!r}: there is no such folder; give {what}"
     yield from _check_reward_functions(config, reward)
 
 

@@ -23,6 +23,7 @@ from podium.config.resolve import RunSettings, derived_folders, resolve
 from podium.config.schema import Config
 from podium.config.secrets import scrub
 from podium.config.sources import ConfigDumper, Setting, read_recipe, read_words
+from podium.config.verl_keys import VERLS, advice, value_advice
 from podium.errors import ConfigError
 from podium.plugins import closest
 
@@ -43,13 +44,14 @@ def load_settings(schema: type[T], recipe: str | Path | None = None, overrides: 
     tree = OmegaConf.structured(schema)
     problems: list[str] = []
     placed: dict[str, Setting] = {}
+    values = {setting.key: setting.value for setting in settings}
     for setting in settings:
         key = ALIASES.get(setting.key, setting.key)
         before = placed.get(key)
         if before and before.source == setting.source and before.source != "the command line":
             problems.append(f"{setting.where}: {setting.key} is set twice, before at {before.where}; keep one")
         placed[key] = setting
-        problem = _apply(tree, tuple(key.split(".")), setting, schema)
+        problem = _apply(tree, tuple(key.split(".")), setting, schema, values)
         if problem:
             problems.append(f"{setting.where}: {problem}")
     if problems:
@@ -89,8 +91,10 @@ def find_recipe(recipe: str | Path) -> Path:
     raise ConfigError(f"no recipe {str(recipe)!r}: neither that file nor one of that name in recipes/; {hint}")
 
 
-def _apply(tree: DictConfig, path: tuple[str, ...], setting: Setting, schema: type) -> str | None:
-    """Put one setting into the tree; what is wrong with it, or None."""
+def _apply(
+    tree: DictConfig, path: tuple[str, ...], setting: Setting, schema: type, values: dict[str, Any]
+) -> str | None:
+    """Put one setting into the tree; what is wrong with it, or None. `values`: all settings by key."""
     key, known = ".".join(path), leaves(schema)
     holder = next((free for free in free_keys(schema) if key.startswith(f"{free}.")), None)
     if holder is not None:
@@ -107,7 +111,8 @@ def _apply(tree: DictConfig, path: tuple[str, ...], setting: Setting, schema: ty
         names = sorted({name.removeprefix(f"{key}.").split(".")[0] for name in known if name.startswith(f"{key}.")})
         return f"{key} is a section and cannot be {_shown(setting.text)}; set {key}.<one of {', '.join(names)}>"
     if key not in known:
-        return unknown_key(setting.key, schema)
+        from_verl = advice(setting.key, values) if schema is Config else None
+        return f"unknown key {setting.key!r}; {from_verl}" if from_verl else unknown_key(setting.key, schema)
     annotation = known[key]
     value, fits = _fit(setting, annotation)
     try:
@@ -116,7 +121,8 @@ def _apply(tree: DictConfig, path: tuple[str, ...], setting: Setting, schema: ty
             return None
     except OmegaConfBaseException:
         pass
-    return f"{key} cannot be {_shown(setting.text)}; it must be {describe(annotation)}"
+    hint = value_advice(key, values) if schema is Config else ""
+    return f"{key} cannot be {_shown(setting.text)}; it must be {describe(annotation)}{hint}"
 
 
 def _merge_free(
@@ -181,9 +187,12 @@ def _as_object(tree: DictConfig, schema: type[T]) -> T:
 
 
 def _listing(problems: list[str]) -> str:
+    hint = "podium import-config translates a whole script or file of verl's"
+    from_verl = any(VERLS in problem for problem in problems)
     if len(problems) == 1:
-        return problems[0]
-    return f"{len(problems)} settings cannot be used:\n" + "\n".join(f"- {problem}" for problem in problems)
+        return f"{problems[0]}. {hint}" if from_verl else problems[0]
+    lines = [f"{len(problems)} settings cannot be used:", *(f"- {problem}" for problem in problems)]
+    return "\n".join([*lines, *([hint] if from_verl else [])])
 
 
 def _shown(value: Any) -> str:

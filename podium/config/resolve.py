@@ -99,7 +99,9 @@ def _resolve_retriever(config: Config) -> None:
 def _resolve_critic(critic: CriticConfig, config: Config) -> None:
     model, actor = config.actor_rollout_ref.model, config.actor_rollout_ref.actor
     if critic.enable is None:
-        critic.enable = config.algorithm.adv_estimator == "gae"
+        estimator = config.algorithm.adv_estimator
+        if ":" not in estimator:  # what a function of the user's own needs is known once it is loaded
+            critic.enable = estimator == "gae"
     if not critic.model.path:
         critic.model.path = model.path
         critic.model.trust_remote_code |= model.trust_remote_code

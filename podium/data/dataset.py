@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from podium.config.schema import DataConfig
 from podium.config.schema_sft import ResponseDataConfig
+from podium.data.agent_names import AgentLoop
 from podium.data.images import Arrays, encode_with_images, image_key, load_images
 from podium.data.prompts import PromptError, build_messages, encode_messages, fit_prompt, is_overlong
 from podium.data.quarantine import BadRow, OverlongRow, Quarantine
@@ -58,6 +59,8 @@ class RLHFDataset:
         self._ids = [_source_id(split, place, word) for place, word in enumerate(files)]
         self._starts = np.cumsum([0, *(len(source) for source in self._sources)])
         self._rows = self._choose_rows()
+        self.agent: AgentLoop | None = None
+        """What runs the rows, where it is known: a row that names another is an error."""
         self._truncated: set[int] = set()
         self._dropped: set[tuple[str, int]] = set()
         self.quarantine = Quarantine(quarantine, config.max_bad_rows)
@@ -149,6 +152,8 @@ class RLHFDataset:
             row = read_row(raw, self.config.prompt_key, default_source=Path(source.name).stem)
             if row.images is not None and self.processor is None:
                 raise PromptError("the row has images and the model has no processor for them; use a vision model")
+            if row.agent_name and self.agent is not None:
+                self.agent.check(row.agent_name, f"{source.name}, row {row_number}")
             return row, build_messages(row.prompt, self.config.system_prompt)
         except PromptError as error:
             raise BadRow(source.name, row_number, str(error)) from error

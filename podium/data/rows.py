@@ -26,6 +26,8 @@ class Row:
     extra_info: dict[str, Any]
     tools: list[dict[str, Any]] | None = None
     """The schemas of the tools that the prompt offers."""
+    agent_name: str | None = None
+    """The agent loop the row asks for."""
     images: Any = None
     """The pictures of the prompt as the file holds them; None where it has none."""
 
@@ -61,8 +63,17 @@ def read_row(raw: Mapping[str, Any], prompt_key: str, default_source: str) -> Ro
         ground_truth,
         free | _mapping(raw, "extra_info"),
         read_tools(raw.get("tools")),
+        agent_name(raw),
         None if isinstance(images, list | tuple) and not images else images,
     )
+
+
+def agent_name(raw: Mapping[str, Any]) -> str | None:
+    """verl's name of the loop that is to run the row, without its ending `_agent`."""
+    name = raw.get("agent_name")
+    if name is not None and not isinstance(name, str):
+        raise PromptError(f"agent_name must be text, not {type(name).__name__}")
+    return name.removesuffix("_agent") if name else None
 
 
 def _mapping(raw: Mapping[str, Any], key: str) -> dict[str, Any]:

@@ -69,13 +69,18 @@ class ValueModel(nn.Module):
 
 
 def load_value_model(
-    model: ModelConfig, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", empty: bool = False
+    model: ModelConfig,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    empty: bool = False,
+    needs_head: bool = False,
 ) -> ValueModel:
     """From a causal LM's folder (the head starts at zero), a sequence classifier's, or one `ValueModel.save` wrote.
 
-    `empty`: where possible without the body's values, as in `load_causal_lm`.
+    `empty`: where possible without the body's values, as in `load_causal_lm`. `needs_head`: refuse a folder without a
+    trained head; right for a reward model, whose every score would be 0.
     """
-    head = _read_head(Path(resolve_path(model.path)))
+    head = read_score_head(model) if needs_head else _read_head(Path(resolve_path(model.path)))
     value_model: ValueModel | None = None
     if empty:
         value_model = empty_module(AutoModel, model, dtype, within=ValueModel)
@@ -86,6 +91,24 @@ def load_value_model(
     if head:
         _put_head(value_model.value_head, head, model.path)
     return value_model
+
+
+def read_score_head(model: ModelConfig) -> dict[str, Tensor]:
+    """The head of a reward model's folder; a ModelError where there is none to score with."""
+    folder = Path(resolve_path(model.path))
+    if not folder.exists():
+        raise ModelError(
+            f"The reward model {model.path!r} is no folder here, and its score head is read from a folder. Download it "
+            f"(hf download {model.path} --local-dir reward-model) and name that folder in reward_model.model.path."
+        )
+    head = _read_head(folder)
+    if head and head["weight"].any():
+        return head
+    lacks = "has a score head of zeros alone" if head else "has no score head (no tensor score.* or value_head.*)"
+    raise ModelError(
+        f"The reward model {model.path!r} {lacks}: it would give every response the score 0. Give "
+        "reward_model.model.path a folder that `podium train-reward` wrote, or a sequence classifier with one label."
+    )
 
 
 @contextmanager

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from podium.single_controller.pools import RayResourcePool, ResourcePoolManager
     from podium.single_controller.ray_group import RayWorkerGroup
     from podium.single_controller.roles import Role
-    from podium.single_controller.runtime import ensure_ray, shutdown_ray
+    from podium.single_controller.runtime import dashboard_address, ensure_ray, shutdown_ray
     from podium.single_controller.worker import DataParallel, Worker, WorkerInfo
 
 _PUBLIC = {
@@ -35,6 +35,7 @@ _PUBLIC = {
     "WorkerGroup": "group",
     "WorkerInfo": "worker",
     "create_colocated_worker_cls": "colocate",
+    "dashboard_address": "runtime",
     "ensure_ray": "runtime",
     "register": "dispatch",
     "shutdown_ray": "runtime",
@@ -55,6 +56,7 @@ __all__ = [
     "WorkerGroup",
     "WorkerInfo",
     "create_colocated_worker_cls",
+    "dashboard_address",
     "ensure_ray",
     "register",
     "shutdown_ray",

@@ -1,7 +1,7 @@
 """Starting Ray, and finding a cluster that is already there.
 
-A Ray that Podium starts is private to this machine: every service listens on loopback, the dashboard is off, nothing is
-reported to anyone. `RAY_ADDRESS` joins a running cluster instead; Podium changes nothing about that one.
+A Ray that Podium starts is private to this machine: every service listens on loopback, the dashboard is off unless it
+is asked for, nothing is reported to anyone. `RAY_ADDRESS` joins a running cluster instead; Podium changes nothing about that one.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ log = logging.getLogger(__name__)
 _started: list[bool] = []
 
 
-def ensure_ray(num_cpus: int | None = None, num_gpus: int | None = None) -> None:
-    """Be connected to Ray. `num_cpus` and `num_gpus` count only for a Ray that is started here; null: what is there."""
+def ensure_ray(num_cpus: int | None = None, num_gpus: int | None = None, dashboard: bool = False) -> None:
+    """Be connected to Ray. The arguments count only for a Ray that is started here; null: what is there."""
     import ray
 
     if ray.is_initialized():
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     address = os.environ.get("RAY_ADDRESS")
+    if dashboard and not address:
+        _check_dashboard()
     with _sigterm_handler_kept():
         if address:
             _join(address)
@@ -37,11 +39,30 @@ def ensure_ray(num_cpus: int | None = None, num_gpus: int | None = None) -> None
                 address="local",
                 num_cpus=num_cpus,
                 num_gpus=num_gpus,
-                include_dashboard=False,
+                include_dashboard=dashboard,
+                dashboard_host="127.0.0.1",
                 log_to_driver=False,
                 logging_level=logging.ERROR,
             )
     _started.append(True)
+
+
+def dashboard_address() -> str | None:
+    """Where the dashboard of the Ray that this process is connected to answers; None: nowhere."""
+    from ray._private.worker import get_dashboard_url
+
+    url = get_dashboard_url()
+    return f"http://{url}" if url else None
+
+
+def _check_dashboard() -> None:
+    try:
+        import ray.dashboard.optional_deps  # noqa: F401  (Ray's own list of what its dashboard needs)
+    except ImportError as error:
+        raise ResourceError(
+            f"trainer.ray_dashboard=true needs what Ray's dashboard is made of, and here is no {error.name}; install "
+            "it (pip install 'ray[default]'), or set trainer.ray_dashboard=false"
+        ) from error
 
 
 def shutdown_ray() -> None:

@@ -28,6 +28,7 @@ from podium.algorithms import (
 from podium.config.schema import AlgorithmConfig
 from podium.metric import Metric
 from podium.protocol import DataProto
+from podium.trainer.episodes import FINISHED
 
 StepMetrics = dict[str, float | Metric]
 
@@ -35,11 +36,16 @@ StepMetrics = dict[str, float | Metric]
 def apply_score_penalties(
     data: DataProto, algorithm: AlgorithmConfig, eos_token_id: int, max_response_length: int
 ) -> DataProto:
-    """Penalties that are part of the score: no end of sequence, and DAPO's soft one on overlong responses."""
+    """Penalties that are part of the score: no end of sequence, and DAPO's soft one on overlong responses.
+
+    An episode that ended by its answer, or because its environment was done, is at its end without such a token.
+    """
     tensors = data.tensors()
     scores, mask = tensors["token_level_scores"], tensors["response_mask"]
     if algorithm.missing_eos_penalty is not None:
-        scores = missing_eos_penalty(scores, tensors["responses"], mask, eos_token_id, algorithm.missing_eos_penalty)
+        less = missing_eos_penalty(scores, tensors["responses"], mask, eos_token_id, algorithm.missing_eos_penalty)
+        finished = torch.tensor([str(reason) in FINISHED for reason in data.non_tensor_batch["stop_reason"]])
+        scores = torch.where(finished[:, None], scores, less)
     overlong = algorithm.overlong_buffer
     if overlong.enable:
         penalty = overlong_penalty(mask.sum(-1), max_response_length, overlong.len, overlong.penalty_factor)

@@ -6,8 +6,10 @@ model reads both, and the bonus is added to the rewards. On a step whose policy 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from podium.algorithms import (
@@ -23,9 +25,18 @@ from podium.protocol import DataProto, compute_position_ids
 
 
 def align_representations(
-    batch: DataProto, workers: Any, tokenizer: Any, config: Config, step: int, total_steps: int
+    batch: DataProto,
+    workers: Any,
+    tokenizer: Any,
+    config: Config,
+    step: int,
+    total_steps: int,
+    say: Callable[[str], None],
 ) -> dict[str, float | Metric]:
-    """Add the bonus to `token_level_rewards` when the batch's mean entropy is above the threshold."""
+    """Add the bonus to `token_level_rewards` when the batch's mean entropy is above the threshold.
+
+    `say` tells the user when no row of the step has a ground truth to align with.
+    """
     settings = config.algorithm.repr_align.ref_alignment
     if not settings.enable:
         return {}
@@ -37,6 +48,14 @@ def align_representations(
     if not alignment_active(float(masked_mean(tensors["entropys"], mask)), settings.entropy_high_threshold):
         return dict(repr_align_inactive(weight))
     truths, has_truth = truth_batch(batch, tokenizer, config.data.max_response_length)
+    if len(batch) and not has_truth.any():
+        kind = type(batch.non_tensor_batch["ground_truth"][0]).__name__
+        say(
+            "algorithm.repr_align has no effect: no row of the step has a ground truth that is a text, a number or "
+            f"{{'target': [texts]}}; the first row's is of type {kind}. Set algorithm.repr_align.enable=false, or give "
+            "the rows a reward_model.ground_truth"
+        )
+        return {**repr_align_inactive(weight), "repr_align/skipped": Metric.sum(len(batch))}
     bonus, metrics = repr_align_bonus(
         workers.compute_mean_hidden(batch).tensors()["mean_hidden"],
         workers.compute_mean_hidden(truths).tensors()["mean_hidden"],
@@ -48,10 +67,22 @@ def align_representations(
     return dict(metrics)
 
 
+def truth_text(truth: Any) -> str:
+    """A ground truth as text: its first target, a number as written; empty where it has none."""
+    if isinstance(truth, dict):
+        truth = truth.get("target")
+    if isinstance(truth, list | tuple | np.ndarray):
+        truth = truth[0] if len(truth) else None
+    if isinstance(truth, str):
+        return truth
+    is_number = isinstance(truth, int | float | np.number) and not isinstance(truth, bool)
+    return str(truth) if is_number else ""
+
+
 def truth_batch(batch: DataProto, tokenizer: Any, max_length: int) -> tuple[DataProto, torch.Tensor]:
     """The same prompts with the ground truth's tokens as responses, and which rows have such a text."""
     tensors = batch.tensors()
-    texts = [truth if isinstance(truth, str) else "" for truth in batch.non_tensor_batch["ground_truth"]]
+    texts = [truth_text(truth) for truth in batch.non_tensor_batch["ground_truth"]]
     ids = [tokenizer.encode(text, add_special_tokens=False)[:max_length] for text in texts]
     has_truth = torch.tensor([len(row) > 0 for row in ids])
     width = max(1, max(len(row) for row in ids))

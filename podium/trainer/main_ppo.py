@@ -10,18 +10,19 @@ import torch
 from podium.agents.factory import environment_scores
 from podium.config import check_config
 from podium.config.schema import Config
+from podium.data.agent_names import agent_loop
 from podium.data.dataset import RLHFDataset
-from podium.data.mixing import make_sampler
 from podium.data.tasks import Split
 from podium.errors import ConfigError, PodiumError
-from podium.models.load import load_processor, load_tokenizer
+from podium.models.value import read_score_head
 from podium.rewards.manager import RewardManager
 from podium.rewards.registry import check_sources
 from podium.rewards.scorer import RewardScorer
 from podium.single_controller import LocalWorkerGroup, ResourcePoolManager, Role, Worker, WorkerGroup
+from podium.single_controller.runtime import dashboard_address, ensure_ray
 from podium.single_controller.supervise import Decision, FailurePolicy, RestartGroup, is_lost
 from podium.trainer.ray_trainer import RayPPOTrainer
-from podium.trainer.requirements import needs_reference_policy
+from podium.trainer.requirements import needs_reference_policy, settle_critic
 from podium.trainer.stopping import RunStopped, StopSignals
 from podium.workers.actor_rollout_ref import ActorRolloutRefWorker
 from podium.workers.critic import CriticWorker
@@ -73,30 +74,26 @@ def run_once(
 
 def build_trainer(config: Config) -> RayPPOTrainer:
     """Everything but the workers, which `init_workers` starts."""
-    device = resolve_device(config.trainer.device)
-    model = config.actor_rollout_ref.model
-    tokenizer = load_tokenizer(model.path, model.trust_remote_code)
-    processor = load_processor(model.path, model.trust_remote_code)
-    train_dataset = make_dataset(config, tokenizer, "train", processor)
-    val_dataset = make_dataset(config, tokenizer, "val", processor) if config.data.val_files else None
-    sources = data_sources(train_dataset) | (data_sources(val_dataset) if val_dataset else set())
-    model_sources = check_sources(config.reward, sources, config.reward_model.enable or environment_scores(config))
-    scorer = RewardScorer(config.reward)
-    return RayPPOTrainer(
-        config=config,
-        tokenizer=tokenizer,
-        role_worker_mapping=role_workers(config),
-        resource_pool_manager=make_pools(config, device),
-        ray_worker_group_cls=worker_group_class(config.trainer.runtime),
-        processor=processor,
-        reward_fn=RewardManager(
-            tokenizer, scorer, config.reward.max_failure_rate, sources, model_sources, config.reward_model.enable
-        ),
-        train_dataset=train_dataset,
-        val_dataset=val_dataset,
-        train_sampler=make_sampler(config, train_dataset),
-        device_name=device,
-    )
+    config = settle_critic(config)
+    if config.reward_model.enable:
+        read_score_head(config.reward_model.model)
+    shows_ray = config.trainer.ray_dashboard and config.trainer.runtime == "ray"
+    if shows_ray:
+        ensure_ray(dashboard=True)
+    trainer = RayPPOTrainer(config)
+    if shows_ray:
+        where = dashboard_address() or "none, the cluster at RAY_ADDRESS was started without it"
+        trainer.recorder.announcements.append(f"Ray's dashboard: {where}")
+    return trainer
+
+
+def make_rewards(config: Config, tokenizer: Any, *datasets: RLHFDataset | None) -> RewardManager:
+    """The functions that the configuration names, or those of the rows' data sources."""
+    sources = set().union(*(data_sources(dataset) for dataset in datasets if dataset))
+    has_model = config.reward_model.enable
+    model_sources = check_sources(config.reward, sources, has_model or environment_scores(config))
+    limit, scorer = config.reward.max_failure_rate, RewardScorer(config.reward)
+    return RewardManager(tokenizer, scorer, limit, sources, model_sources, has_model)
 
 
 def make_dataset(config: Config, tokenizer: Any, split: Split, processor: Any = None) -> RLHFDataset:
@@ -104,6 +101,7 @@ def make_dataset(config: Config, tokenizer: Any, split: Split, processor: Any = 
     files = config.data.train_files if split == "train" else config.data.val_files
     quarantine = Path(config.trainer.default_local_dir) / "quarantine.jsonl"
     dataset = RLHFDataset(files, tokenizer, config.data, split, processor, quarantine)
+    dataset.agent = agent_loop(config)
     dataset.check_rows()
     return dataset
 

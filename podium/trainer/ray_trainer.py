@@ -35,6 +35,7 @@ from podium.single_controller import (
 from podium.single_controller.supervise import Heartbeat
 from podium.tracking import Sample
 from podium.trainer.advantage import (
+    apply_kl_penalty,  # noqa: F401  (verl's users import it from here)
     apply_rollout_correction,
     apply_score_penalties,
     compute_advantage,
@@ -52,9 +53,12 @@ from podium.trainer.metrics import (
 )
 from podium.trainer.mini_batches import assign_mini_batches, partition_over_ranks, seqlen_metrics
 from podium.trainer.model_rewards import combine_scores, validation_scores
+from podium.trainer.profiling import StepProfiles
 from podium.trainer.recorder import Recorder
 from podium.trainer.requirements import needs_old_log_probs
 from podium.trainer.resume import ResumePoint, pending_state, read_pending
+from podium.trainer.resumed_models import load_models
+from podium.trainer.roles import find_actor, roles_together
 from podium.trainer.rollout_pool import RolloutPool
 from podium.trainer.rollout_queue import PendingRollout, RolloutQueue
 from podium.trainer.samples import add_tokens, make_samples, number_samples
@@ -70,6 +74,7 @@ from podium.trainer.scoring import (
     score_batch,
     scored_columns,
 )
+from podium.trainer.seed_names import SeedNames, completed
 from podium.trainer.stopping import RunStopped, StopSignals, stoppable
 from podium.trainer.timing import marked_timer
 from podium.trainer.validation import ValidationResult, validate
@@ -88,7 +93,8 @@ METHOD_OF_PHASE = {
 """Where the worker's method has another name than the phase."""
 
 
-class RayPPOTrainer:
+class RayPPOTrainer(SeedNames):
+    @completed
     def __init__(
         self,
         config: Config,
@@ -108,32 +114,31 @@ class RayPPOTrainer:
         self.config, self.tokenizer, self.processor, self.device_name = config, tokenizer, processor, device_name
         self.role_worker_mapping, self.resource_pool_manager = role_worker_mapping, resource_pool_manager
         self.ray_worker_group_cls = ray_worker_group_cls
-        if reward_fn is None or train_dataset is None:
-            raise ConfigError("RayPPOTrainer needs a reward_fn and a train_dataset")
+        assert reward_fn is not None and train_dataset is not None, "found by @completed"
         self.reward_fn, self.val_reward_fn = reward_fn, val_reward_fn or reward_fn
         self.train_dataset, self.val_dataset = train_dataset, val_dataset
         self.collate_fn = collate_fn or train_dataset.collate_fn
         self.estimator = get_adv_estimator_fn(config.algorithm.adv_estimator)
         self.use_critic = bool(config.critic.enable)
-        self.use_reference_policy = Role.ActorRolloutRef in role_worker_mapping
+        self.actor_role = find_actor(config, role_worker_mapping, resource_pool_manager)
+        self.use_reference_policy = self.actor_role.has_reference
         self.kl_ctrl = get_kl_controller(config.algorithm.kl_ctrl)
         self.train_sampler = train_sampler or ResumableSampler(
             len(train_dataset), config.data.train_batch_size, config.trainer.seed, config.data.shuffle
         )
-        steps = config.trainer.total_training_steps
-        self.total_training_steps = steps or config.trainer.total_epochs * len(self.train_sampler)
-        self.run_folder = Path(config.trainer.default_local_dir)
         trainer = config.trainer
+        self.total_training_steps = trainer.total_training_steps or trainer.total_epochs * len(self.train_sampler)
+        self.run_folder = Path(trainer.default_local_dir)
         keep = Retention(trainer.max_ckpt_to_keep, trainer.best_metric, trainer.best_metric_mode == "max")
         self.checkpoints = CheckpointStore(self.run_folder / "checkpoints", keep)
         self.recorder = Recorder(config, self.total_training_steps)
         uploader = make_uploader(trainer.default_hdfs_dir, self.recorder.event, keep)
         self.saver = CheckpointSaver(self.checkpoints, self.recorder, uploader, trainer.async_save)
+        self.profiles = StepProfiles(config, self.recorder)
         self.stopping = StopSignals(trainer)
         self.needs_old_log_probs = needs_old_log_probs(config)
         self.rollouts = RolloutQueue(self._submit_rollout, config.trainer.max_staleness)
-        self.global_steps = 0
-        self.policy_version = 0
+        self.global_steps = self.policy_version = 0
         self.step_samples: list[Sample] = []
         self.limits = StepLimits(trainer)
         self.validated_step, self.validation_metrics = -1, dict[str, float]()
@@ -144,15 +149,11 @@ class RayPPOTrainer:
 
     def init_workers(self) -> None:
         """Start every role's workers and load their models."""
-        actor_role = Role.ActorRolloutRef if self.use_reference_policy else Role.ActorRollout
-        roles = {actor_role: "actor_rollout"} | ({Role.Critic: "critic"} if self.use_critic else {})
-        judge = self.config.reward_model
-        roles |= {Role.RewardModel: "reward_model"} if judge.enable and not judge.nnodes else {}
         classes = {
-            name: RayClassWithInitArgs(self.role_worker_mapping[role], self.config, role, self.total_training_steps)
-            for role, name in roles.items()
+            name: RayClassWithInitArgs(worker, self.config, role, self.total_training_steps)
+            for name, (role, worker) in roles_together(self.config, self.role_worker_mapping, self.actor_role).items()
         }
-        self.workers = self._start_group(actor_role, create_colocated_worker_cls(classes))
+        self.workers = self._start_group(self.actor_role.pool_role, create_colocated_worker_cls(classes))
         groups: dict[str, Any] = dict(self.workers.spawn(list(classes)))
         self.actor_rollout_wg, self.critic_wg = groups["actor_rollout"], groups.get("critic")
         self.reward_model_wg: Any = groups.get("reward_model")
@@ -165,7 +166,7 @@ class RayPPOTrainer:
             self.rollout_workers: Any = self._start_group(Role.Rollout, spec)
             self.rollout_workers.init_model()
             self.rollout_wg = RolloutPool(self.actor_rollout_wg, self.rollout_workers)
-        if judge.enable and judge.nnodes:
+        if self.config.reward_model.enable and self.config.reward_model.nnodes:
             spec = RayClassWithInitArgs(self.role_worker_mapping[Role.RewardModel], self.config, Role.RewardModel, 0)
             self.reward_workers = self.reward_model_wg = self._start_group(Role.RewardModel, spec)
             self.reward_model_wg.init_model()
@@ -300,6 +301,7 @@ class RayPPOTrainer:
         """Generate and score; with `filter_groups`, again until enough groups carry a signal."""
         settings, parts = self.config.algorithm.filter_groups, []
         self.step_samples = []
+        self.profiles.begin(self.global_steps, self)
         for _ in range(settings.max_num_gen_batches if settings.enable else 1):
             with marked_timer("gen", timing):
                 pending = self.rollouts.next(self.total_training_steps - self.global_steps + 1)
@@ -355,8 +357,8 @@ class RayPPOTrainer:
         metrics |= seqlen_metrics(lengths, parts, logging_prefix)
 
     def _align(self, batch: DataProto) -> StepMetrics:
-        steps = self.global_steps, self.total_training_steps
-        return align_representations(batch, self.actor_rollout_wg, self.tokenizer, self.config, *steps)
+        steps, say = (self.global_steps, self.total_training_steps), self.recorder.say_once
+        return align_representations(batch, self.actor_rollout_wg, self.tokenizer, self.config, *steps, say=say)
 
     def _publish(self, metrics: StepMetrics) -> None:
         """Give the rollout engine the new weights, unless the update was skipped."""
@@ -371,13 +373,15 @@ class RayPPOTrainer:
         numbers |= compute_data_metrics(batch, self.use_critic, self.config.data.max_response_length)
         numbers |= compute_timing_metrics(batch, timing)
         numbers |= compute_throughout_metrics(batch, timing, self.actor_rollout_wg.world_size)
-        gap = numbers.get("rollout_corr/prob_diff", 0.0)
-        if self.config.actor_rollout_ref.rollout.is_unfiltered and (warning := mismatch_warning(gap)):
+        gap, mode = numbers.get("rollout_corr/prob_diff", 0.0), self.config.algorithm.rollout_correction.mode
+        warning = mismatch_warning(gap, mode, int(numbers["training/staleness"]))
+        if warning and self.config.actor_rollout_ref.rollout.is_unfiltered:
             self.recorder.console.message(warning)
         samples = add_tokens(self.step_samples, batch, self.tokenizer, self.config.trainer.log_token_samples)
         self.recorder.rollouts(self.global_steps, samples)
         self.recorder.step(self.global_steps, memory_metrics() | numbers)
         self.limits.count_flat(numbers["critic/zero_std_groups"], num_groups([batch]))
+        self.profiles.end(self.global_steps)
         self.stopping.step_took(timing["step"])
         self._mark()
 
@@ -475,9 +479,7 @@ class RayPPOTrainer:
             self.limits.load_state_dict(state["limits"])
             self.recorder.resume_trackers(state["trackers"])
             rng.restore(state["rng"])
-            self.actor_rollout_wg.load_checkpoint(str(path))
-            if self.critic_wg is not None:
-                self.critic_wg.load_checkpoint(str(path))
+            load_models(path, self.config, self.actor_rollout_wg, self.critic_wg)
             self.saver.saved_step = self.global_steps
         self.recorder.start(self.global_steps, resumed_from=path, is_restart=self.is_restart)
         self.rollout_wg.publish(self.policy_version)

@@ -2,8 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from podium.algorithms import get_adv_estimator_fn
+from podium.config import check_config
 from podium.config.schema import Config
+from podium.errors import ConfigError
+
+
+def settle_critic(config: Config) -> Config:
+    """The configuration with `critic.enable` decided by what the estimator asks for, a user's own included."""
+    estimator = get_adv_estimator_fn(config.algorithm.adv_estimator)
+    if config.critic.enable is False and estimator.needs_values:
+        raise ConfigError(
+            f"algorithm.adv_estimator = {config.algorithm.adv_estimator} asks for `values`, which a critic computes, "
+            "and critic.enable is false; set critic.enable=true, or leave it out"
+        )
+    if config.critic.enable is not None:
+        return config
+    settled = replace(config, critic=replace(config.critic, enable=estimator.needs_values))
+    check_config(settled)
+    return settled
 
 
 def needs_reference_policy(config: Config) -> bool:

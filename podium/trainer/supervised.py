@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from podium.algorithms import get_seqlen_balanced_partitions
 from podium.checkpoint import rng
 from podium.checkpoint.remote import make_uploader
 from podium.checkpoint.store import CheckpointStore, Retention
-from podium.config.load import save_config
+from podium.config.load import load_settings, save_config
 from podium.config.schema import Config
 from podium.config.schema_sft import SupervisedConfig, check_supervised
 from podium.data.dataset import validation_files
@@ -35,6 +36,7 @@ from podium.single_controller import (
     WorkerGroup,
 )
 from podium.tracking import RunSummary
+from podium.trainer.changes import changed_settings
 from podium.trainer.limits import StepLimits
 from podium.trainer.main_ppo import resolve_device
 from podium.trainer.metrics import memory_metrics
@@ -123,6 +125,13 @@ class SupervisedRecorder(Recorder):
         super().start(step, resumed_from, is_restart)
         save_config(self.settings, self.log.folder / "config.yaml")
 
+    def _notes(self) -> list[str]:
+        return []  # they are about reinforcement
+
+    def _changes(self, resumed_from: Path) -> dict[str, str]:
+        compared = ("data.", "model.", "optim.", "grad_clip", "center_coef", "trainer.seed")
+        return changed_settings(resumed_from, self.settings, partial(load_settings, type(self.settings)), compared)
+
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         self.log.log(step, metrics)
         words = ", ".join(f"{name.split('/')[-1]} {value:.4f}" for name, value in metrics.items())
@@ -133,7 +142,9 @@ class SupervisedRecorder(Recorder):
     def finish(self) -> None:
         self.log.event("finished")
         commands = [f"podium train {self.job.next_setting.format(path / 'hf')}" for path in self.saved[-1:]]
-        self.console.finish(RunSummary(checkpoints=self.saved, next_commands=commands))
+        self.console.finish(
+            RunSummary(checkpoints=[path for path in self.saved if path.exists()], next_commands=commands)
+        )
 
 
 class SupervisedTrainer:

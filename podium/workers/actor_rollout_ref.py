@@ -25,18 +25,18 @@ from podium.models.lora import add_lora
 from podium.protocol import DataProto
 from podium.single_controller.dispatch import Dispatch, register
 from podium.single_controller.roles import Role
-from podium.single_controller.worker import Worker
 from podium.workers.actor import Actor
 from podium.workers.broadcast import Meeting, Offer
 from podium.workers.engines import make_train_engine
 from podium.workers.optimization import total_optimizer_steps
+from podium.workers.profiling import Profiled
 from podium.workers.reference import Reference
 from podium.workers.rollout import make_rollout
 from podium.workers.rollout_engines import close_engine, make_engine, with_engine_metrics
 from podium.workers.saving import CheckpointWriter, load_rng, model_files, save_rng
 
 
-class ActorRolloutRefWorker(Worker):
+class ActorRolloutRefWorker(Profiled):
     def __init__(self, config: Config, role: Role, total_training_steps: int) -> None:
         self.config, self.has_reference = config, role is Role.ActorRolloutRef
         self.total_training_steps = total_training_steps
@@ -71,6 +71,7 @@ class ActorRolloutRefWorker(Worker):
             config.actor.strategy,
             module,
             fsdp=config.actor.fsdp,
+            deepspeed=config.actor.deepspeed,
             optim=config.actor.optim if trainable else None,
             total_steps=total_optimizer_steps(self.total_training_steps, config.actor, self.config.data),
             max_tokens_per_micro_batch=budget,

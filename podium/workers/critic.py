@@ -39,6 +39,7 @@ class CriticWorker(Worker):
             self.config.actor_rollout_ref.actor.strategy,
             module,
             fsdp=critic.fsdp,
+            deepspeed=critic.deepspeed,
             optim=critic.optim,
             total_steps=total_optimizer_steps(self.total_training_steps, critic, self.config.data),
             max_tokens_per_micro_batch=critic.max_tokens_per_micro_batch,

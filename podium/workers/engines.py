@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch.distributed as dist
+
+from podium.config.schema import DeepSpeedConfig
 from podium.engines.train.torch import TorchEngine
 
-TRAIN_ENGINES = {"fsdp": TorchEngine}
 
+def make_train_engine(
+    strategy: str, module: Any, deepspeed: DeepSpeedConfig | None = None, **settings: Any
+) -> TorchEngine:
+    """An engine that trains `module`, or only scores with it when no `optim` is among the settings.
 
-def make_train_engine(strategy: str, module: Any, **settings: Any) -> TorchEngine:
-    """An engine that trains `module`, or only scores with it when no `optim` is among the settings."""
-    return TRAIN_ENGINES[strategy](module, **settings)
+    DeepSpeed shares what training needs among ranks; where there is nothing of it to share, the engine is FSDP's.
+    """
+    shares = dist.is_initialized() and dist.get_world_size() > 1 and settings.get("optim") is not None
+    if strategy == "deepspeed" and shares:
+        from podium.engines.train.deepspeed import DeepSpeedEngine
+
+        return DeepSpeedEngine(module, deepspeed=deepspeed, **settings)
+    return TorchEngine(module, **settings)

@@ -16,11 +16,11 @@ from podium.models.value import load_value_model
 from podium.protocol import DataProto
 from podium.single_controller.dispatch import Dispatch, register
 from podium.single_controller.roles import Role
-from podium.single_controller.worker import Worker
 from podium.workers.engines import make_train_engine
+from podium.workers.profiling import Profiled
 
 
-class RewardModelWorker(Worker):
+class RewardModelWorker(Profiled):
     def __init__(self, config: Config, role: Role = Role.RewardModel, total_training_steps: int = 0) -> None:
         self.config = config
 
@@ -32,7 +32,7 @@ class RewardModelWorker(Worker):
         check_same_tokens(self.config.actor_rollout_ref.model, settings.model)
         self.engine = make_train_engine(
             self.config.actor_rollout_ref.actor.strategy,
-            load_value_model(settings.model, device=self.device, empty=self.world_size > 1),
+            load_value_model(settings.model, device=self.device, empty=self.world_size > 1, needs_head=True),
             max_tokens_per_micro_batch=settings.max_tokens_per_micro_batch,
             values_after=True,
             dtype=resolve_dtype(settings.model.dtype, self.device),

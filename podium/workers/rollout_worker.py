@@ -12,13 +12,13 @@ from podium.models.load import load_tokenizer
 from podium.protocol import DataProto
 from podium.single_controller.dispatch import Dispatch, register
 from podium.single_controller.roles import Role
-from podium.single_controller.worker import Worker
 from podium.workers.broadcast import Meeting, join_channel
+from podium.workers.profiling import Profiled
 from podium.workers.rollout import make_rollout
 from podium.workers.rollout_engines import close_engine, make_engine, with_engine_metrics
 
 
-class RolloutWorker(Worker):
+class RolloutWorker(Profiled):
     def __init__(self, config: Config, role: Role, total_training_steps: int) -> None:
         self.config = config
 

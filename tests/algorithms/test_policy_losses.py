@@ -65,6 +65,9 @@ def test_golden_values_of_ppo_in_verls_shape() -> None:
     assert metrics["actor/ppo_kl"].result() == pytest.approx(float(ppo_kl), abs=1e-6)
     assert metrics["actor/ppo_kl_k2"].result() == pytest.approx(float(((OLD - NEW) ** 2 / 2).mean()), abs=1e-6)
     assert metrics["actor/ratio"].result() == pytest.approx(float((NEW - OLD).exp().mean()), abs=1e-6)
+    assert metrics["actor/ratio_deviation"].result() == pytest.approx(float(((NEW - OLD).exp() - 1).square().mean()))
+    bound_above = ((NEW - OLD).exp() > 1.28) & (ADVANTAGES > 0)
+    assert metrics["actor/pg_clipfrac_high"].result() == pytest.approx(float(bound_above.float().mean()))
 
 
 def test_ppo_token_losses_are_the_golden_ones() -> None:

@@ -89,6 +89,7 @@ class S3(Server):
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}",
             "AWS_DEFAULT_REGION": "us-east-1",
             "AWS_EC2_METADATA_DISABLED": "true",
+            "AWS_MAX_ATTEMPTS": "1",  # the client's own tries, which take long; ours are what is tested
         }
 
     def commands(self) -> list[list[str]]:

@@ -8,10 +8,8 @@ import pytest
 
 from podium.cli.import_config import read_script, read_yaml
 from podium.cli.main import main
-from podium.cli.verl_keys import translate
 from podium.config import load_config
 
-ACTOR = "actor_rollout_ref.actor"
 SCRIPT = """\
 set -x
 # a comment with a.b=c
@@ -80,25 +78,6 @@ def test_a_yaml_file_becomes_a_recipe_on_standard_output(tmp_path: Path, capsys:
     assert config.data.train_data_num is None and config.algorithm.adv_estimator == "gae"
 
 
-@pytest.mark.parametrize(
-    "given, settings",
-    [({f"{ACTOR}.ppo_micro_batch_size_per_gpu": 4}, {f"{ACTOR}.micro_batch_size_per_gpu": 4}),
-     ({"actor_rollout_ref.actor.ppo_max_token_len_per_gpu": 9}, {}),
-     ({"data.truncation": "left"}, {"data.overlong_prompts": "truncate_left"}),
-     ({"actor_rollout_ref.actor.optim.lr_warmup_steps_ratio": 0.1, "trainer.total_training_steps": 50},
-      {"actor_rollout_ref.actor.optim.lr_warmup_steps": 5, "trainer.total_training_steps": 50}),
-     ({"trainer.val_freq": 3}, {"trainer.test_freq": 3}),
-     ({"trainer.rollout_data_dir": None}, {}),
-     ({f"{ACTOR}.strategy": "fsdp2"}, {f"{ACTOR}.strategy": "fsdp"}),
-     ({f"{ACTOR}.ppo_micro_batch_size": 128, "trainer.n_gpus_per_node": 8},
-      {f"{ACTOR}.micro_batch_size_per_gpu": 16, "trainer.n_gpus_per_node": 8}),
-     ({"reward_model.overlong_buffer.len": 128}, {"algorithm.overlong_buffer.len": 128})],
-)  # fmt: skip
-def test_keys_with_another_name_or_condition(given: dict[str, object], settings: dict[str, object]) -> None:
-    translation = translate(given)
-    assert translation.settings == settings and not translation.left
-
-
 def test_scientific_numbers_and_none_are_read() -> None:
     assert read_yaml("a: {b: 1e-6, c: None, d: '${a.b}'}") == {"a.b": 1e-6, "a.c": None, "a.d": 1e-6}
     assert read_script("python x.py a.b=$HOME/x") == {"a.b": "~/x"}
@@ -109,3 +88,83 @@ def test_a_file_without_settings_is_an_error(tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "x.sh").write_text("echo hello\n")
     assert main(["import-config", str(tmp_path / "x.sh")]) == 2
     assert "has no settings" in " ".join(capsys.readouterr().err.split())
+
+
+SEARCH_R1 = """\
+export DATA_DIR='data/nq_search'
+PYTHONUNBUFFERED=1 python3 -m verl.trainer.main_ppo \\
+    data.train_files=$DATA_DIR/train.parquet data.train_batch_size=500 data.shuffle_train_dataloader=True \\
+    algorithm.adv_estimator=grpo algorithm.no_think_rl=false \\
+    actor_rollout_ref.actor.ppo_mini_batch_size=500 actor_rollout_ref.rollout.n_agent=5 \\
+    +do_search=true max_turns=4 retriever.topk=3 2>&1 | tee x.log
+"""
+
+
+def imported(text: str, tmp_path: Path) -> Path:
+    """The recipe made of a script."""
+    (tmp_path / "run.sh").write_text(text)
+    assert main(["import-config", str(tmp_path / "run.sh"), "--out", str(tmp_path / "mine.yaml")]) == 0
+    return tmp_path / "mine.yaml"
+
+
+def test_a_search_script_keeps_its_words_without_a_dot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = load_config(imported(SEARCH_R1, tmp_path))
+    assert config.do_search and config.max_turns == 4 and config.data.shuffle
+    assert config.actor_rollout_ref.rollout.n == 5
+    said = capsys.readouterr().err
+    assert "9 of 10 settings translated" in said
+    assert "algorithm.no_think_rl = False: what the model writes before a tag is always kept" in said
+    assert "500 samples are 100 prompts" in said and config.actor_rollout_ref.actor.ppo_mini_batch_size == 100
+
+
+def test_a_search_script_that_leaves_do_search_out_means_it(tmp_path: Path) -> None:
+    config = load_config(imported(SEARCH_R1.replace("+do_search=true", ""), tmp_path))
+    assert config.do_search and config.actor_rollout_ref.rollout.top_p == 0.95
+    assert config.algorithm.use_kl_in_reward, "Search-R1 takes KL from the reward when it is not in the loss"
+
+
+def test_a_shell_variable_of_a_settings_name_is_no_setting() -> None:
+    assert read_script("max_turns=3\npython x.py a.b=${max_turns}") == {"a.b": 3}
+    assert read_script("PORT=1 python x.py a.b=1 foo=2") == {"a.b": 1}
+
+
+def test_what_only_a_shell_could_fill_in_is_to_be_repaired(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    imported(
+        "x=$((1024 * 2))\nnow=$(date +%s)\n"
+        "python m.py data.max_prompt_length=$x trainer.experiment_name=run-$now trainer.project_name=$WHO "
+        "data.train_files=task:addition actor_rollout_ref.rollout.n=zwei",
+        tmp_path,
+    )
+    said = capsys.readouterr().err
+    assert "to repair: trainer.experiment_name = run-$(date +%s)" in said
+    assert "to repair: trainer.project_name = $WHO" in said
+    assert "max_prompt_length" not in said
+    assert "to repair: actor_rollout_ref.rollout.n cannot be 'zwei'" in said, "the rest is checked all the same"
+
+
+def test_hydra_references_are_filled_in() -> None:
+    script = "python x.py data.max_prompt_length=7 a.b=\\${data.max_prompt_length} a.c='${x.y}'"
+    assert read_script(script) == {"data.max_prompt_length": 7, "a.b": 7, "a.c": "${x.y}"}
+
+
+def test_a_dapo_script_is_calculated(tmp_path: Path) -> None:
+    config = load_config(
+        imported(
+            "prompt=$((1024 * 2))\nresponse=$((1024 * 8))\nsp=4\n"
+            'ROOT=${ROOT:-"${HOME}/verl"}\nMODEL=${MODEL:-"${ROOT}/m"}\n'
+            "longest=$(((prompt + response) / sp))\n"
+            'ray job submit -- python3 -m recipe.dapo.main_dapo actor_rollout_ref.model.path="${MODEL}" \\\n'
+            "  data.max_prompt_length=${prompt} data.max_response_length=$response data.truncation='left' \\\n"
+            "  actor_rollout_ref.actor.use_dynamic_bsz=True actor_rollout_ref.rollout.n=16 \\\n"
+            "  actor_rollout_ref.actor.ppo_max_token_len_per_gpu=$longest \\\n"
+            "  actor_rollout_ref.actor.ulysses_sequence_parallel_size=$sp \\\n"
+            "  +reward_model.reward_kwargs.overlong_buffer_cfg.enable=True \\\n"
+            "  +reward_model.reward_kwargs.overlong_buffer_cfg.len=$((response / 2)) trainer.total_epochs=1\n",
+            tmp_path,
+        )
+    )
+    actor = config.actor_rollout_ref.actor
+    assert (config.data.max_prompt_length, config.data.max_response_length) == (2048, 8192)
+    assert (actor.max_tokens_per_micro_batch, actor.fsdp.ulysses_sequence_parallel_size) == (2560, 4)
+    assert config.actor_rollout_ref.model.path == str(Path("~/verl/m").expanduser())
+    assert config.algorithm.overlong_buffer.enable and config.algorithm.overlong_buffer.len == 4096

@@ -110,7 +110,7 @@ def test_val_freq_is_a_second_name_of_test_freq(tmp_path: Path) -> None:
         ("total_steps=5", "trainer.total_training_steps"),
         ("learning_rate=1e-5", "actor_rollout_ref.actor.optim.lr"),
         ("+trainer.seed=1", "trainer.seed"),
-        ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4", "actor_rollout_ref.actor.micro_batch_size_per_gpu"),
+        ("actor_rollout_ref.actor.ppo_micro_batch_sise=4", "actor_rollout_ref.actor.ppo_mini_batch_size"),
     ],
 )
 def test_an_unknown_key_is_an_error_that_names_the_nearest(word: str, meant: str) -> None:

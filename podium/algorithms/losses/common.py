@@ -33,12 +33,14 @@ def finish_policy_loss(
     rollout_is_weights: Tensor | None = None,
     clipped: Tensor | None = None,
     clipped_lower: Tensor | None = None,
+    above: Tensor | None = None,
 ) -> tuple[Tensor, Metrics]:
     """Token losses [B, R] -> (loss_sum, Metrics): importance weights on, then the sum half of the aggregation.
 
     Metrics: `actor/pg_loss` over the aggregation's count; over tokens, from `difference` = ℓ − ℓ_old, `actor/ppo_kl` =
-    mean(ℓ_old − ℓ), `actor/ppo_kl_k2` = mean((ℓ − ℓ_old)² / 2) and `actor/ratio` = mean(e^(ℓ − ℓ_old)); and the shares
-    of `clipped` and `clipped_lower` tokens where the loss has such.
+    mean(ℓ_old − ℓ), `actor/ppo_kl_k2` = mean((ℓ − ℓ_old)² / 2), `actor/ratio` = mean(ρ) and `actor/ratio_deviation` =
+    mean((ρ − 1)²), ρ = e^(ℓ − ℓ_old); and the shares of `clipped` and `clipped_lower` tokens where the loss has such.
+    `above`: where the ratio that is clipped is above 1, for the share `actor/pg_clipfrac_high` of the upper bound.
     """
     if rollout_is_weights is not None:
         losses = losses * inside(response_mask, rollout_is_weights.detach())[0]
@@ -47,8 +49,11 @@ def finish_policy_loss(
     difference = difference.detach()
     per_token = {"actor/ppo_kl": -difference, "actor/ppo_kl_k2": difference.square() / 2}
     per_token["actor/ratio"] = difference.clamp(max=20.0).exp()
+    per_token["actor/ratio_deviation"] = (per_token["actor/ratio"] - 1.0).square()
     if clipped is not None:
         per_token["actor/pg_clipfrac"] = clipped
+        if above is not None:
+            per_token["actor/pg_clipfrac_high"] = clipped & above
     if clipped_lower is not None:
         per_token["actor/pg_clipfrac_lower"] = clipped_lower
     tokens = keep.sum()
@@ -71,7 +76,7 @@ def add_regularizers(
     """total = pg − entropy_coeff·H + kl_loss_coef·KL(ℓ, ℓ_ref), all as sums over the same tokens.
 
     The entropy is reported per token whenever it is given and counts when its coefficient is not 0; the KL counts with
-    `use_kl_loss`.
+    `use_kl_loss`, and is reported as the loss has it (`actor/kl_loss`) and per token (`actor/kl`).
     """
     count = count_tensor(response_mask, loss_agg_mode, l_max)
     parts: dict[str, tuple[Tensor, Tensor]] = {}
@@ -85,6 +90,7 @@ def add_regularizers(
         kld = kl_penalty(log_prob, ref_log_prob, config.kl_loss_type)
         kl_sum = agg_sum(kld, response_mask, loss_agg_mode, l_max)
         parts["actor/kl_loss"] = (kl_sum, count)
+        parts["actor/kl"] = (masked_sum(kld, response_mask), response_mask.bool().sum())
         loss_sum = loss_sum + config.kl_loss_coef * kl_sum
     metrics = mean_metrics(parts)
     if config.use_kl_loss:

@@ -34,9 +34,9 @@ def compute_policy_loss_gspo(
     ratio = (log_prob - log_prob.detach() + log_s).clamp(max=10.0).exp()
     low, high = clip_range(config)
     plain, bounded = -advantages * ratio, -advantages * ratio.clamp(1.0 - low, 1.0 + high)
-    losses = torch.maximum(plain, bounded)
+    losses, clipped, mode = torch.maximum(plain, bounded), bounded > plain, "seq-mean-token-mean"
     return finish_policy_loss(
-        losses, response_mask, "seq-mean-token-mean", l_max, difference, rollout_is_weights, clipped=bounded > plain
+        losses, response_mask, mode, l_max, difference, rollout_is_weights, clipped, above=log_s > 0
     )
 
 

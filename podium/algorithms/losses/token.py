@@ -54,8 +54,9 @@ def compute_policy_loss_vanilla(
     old_log_prob, log_prob, advantages = inside(response_mask, old_log_prob, log_prob, advantages)
     difference = log_ratio(log_prob, old_log_prob)
     losses, clipped, lower = ppo_token_losses(difference, advantages, *clip_range(config), config.clip_ratio_c)
+    above = difference > 0
     return finish_policy_loss(
-        losses, response_mask, loss_agg_mode, l_max, difference, rollout_is_weights, clipped, lower
+        losses, response_mask, loss_agg_mode, l_max, difference, rollout_is_weights, clipped, lower, above
     )
 
 

@@ -23,7 +23,7 @@ from podium.config.schema.algorithm import (
     RolloutCorrectionConfig,
 )
 from podium.config.schema.data import DataConfig
-from podium.config.schema.model import FSDPConfig, ModelConfig, OptimConfig
+from podium.config.schema.model import DeepSpeedConfig, FSDPConfig, ModelConfig, OptimConfig
 from podium.config.schema.names import LossAggMode, ScheduleName
 from podium.config.schema.rewards import RewardConfig, RewardModelConfig
 from podium.config.schema.rollout import RolloutConfig, ValSamplingConfig
@@ -37,6 +37,7 @@ __all__ = [
     "Config",
     "CriticConfig",
     "DataConfig",
+    "DeepSpeedConfig",
     "FSDPConfig",
     "FilterGroupsConfig",
     "KLControlConfig",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from podium.config.schema.model import FSDPConfig, ModelConfig, OptimConfig
+from podium.config.schema.model import DeepSpeedConfig, FSDPConfig, ModelConfig, OptimConfig
 from podium.config.schema.names import LossAggMode
 
 
@@ -33,8 +33,8 @@ class PolicyLossConfig:
 
 @dataclass
 class ActorConfig:
-    strategy: Literal["fsdp"] = "fsdp"
-    """The train engine. `fsdp` is also the engine of a lone device."""
+    strategy: Literal["fsdp", "deepspeed"] = "fsdp"
+    """The train engine of actor and critic. `fsdp` is also the engine of a lone device, and of models that only score."""
     ppo_epochs: int = 1
     """Passes over each batch of rollouts."""
     ppo_mini_batch_size: int | None = None
@@ -70,6 +70,7 @@ class ActorConfig:
     """Visit the mini-batches in another order each epoch."""
     optim: OptimConfig = field(default_factory=OptimConfig)
     fsdp: FSDPConfig = field(default_factory=FSDPConfig)
+    deepspeed: DeepSpeedConfig = field(default_factory=DeepSpeedConfig)
 
 
 @dataclass
@@ -92,6 +93,7 @@ class CriticConfig:
     grad_clip: float = 1.0
     optim: OptimConfig = field(default_factory=lambda: OptimConfig(lr=1e-5))
     fsdp: FSDPConfig = field(default_factory=FSDPConfig)
+    deepspeed: DeepSpeedConfig = field(default_factory=DeepSpeedConfig)
 
 
 @dataclass

@@ -70,3 +70,15 @@ class FSDPConfig:
     """Compile the decoder blocks: faster and leaner on a GPU, a minute later to start."""
     ulysses_sequence_parallel_size: int = 1
     """Neighbouring ranks that share each sequence, for contexts too long for one device."""
+
+
+@dataclass
+class DeepSpeedConfig:
+    """Read with `actor.strategy: deepspeed`."""
+
+    zero_stage: int = 3
+    """2: ranks share gradients and optimizer state; 3: the parameters too."""
+    offload_optimizer: bool = False
+    """Keep float32 masters and the optimizer's state in host memory, and step there."""
+    zero_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Further settings of DeepSpeed's `zero_optimization` section, such as `reduce_bucket_size: 50000000`."""

@@ -78,6 +78,10 @@ class TrainerConfig:
     """Shorter limits of single phases, by name: gen, old_log_prob, ref, values, update_actor, ..."""
     worker_start_timeout_s: float = 600.0
     """The longest workers may take to start."""
+    ray_dashboard: bool = False
+    """Start Ray with its own dashboard, on loopback. Needs `ray[default]`."""
+    profile_steps: list[int] = field(default_factory=list)
+    """Steps of which each worker leaves a torch profiler trace in `profile/` of the run folder."""
     micro_batch_size: int | None = None
     """Sets `micro_batch_size_per_gpu` of actor and critic."""
     gradient_accumulation_steps: int | None = None

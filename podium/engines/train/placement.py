@@ -93,6 +93,10 @@ class PlacedModel:
         if isinstance(self.root, FSDPModule):
             self.root.set_requires_all_reduce(last)
 
+    def backward(self, loss: Tensor, factor: float) -> None:
+        """Add the gradients of `loss` times `factor`; a factor of 0 means that nothing counts on any rank."""
+        (loss * factor).backward()
+
     def move(self, device: torch.device) -> None:
         self.root.to(device)
         for master in self.masters.masters.values() if self.masters else ():

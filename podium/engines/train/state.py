@@ -59,8 +59,13 @@ def saved_names(folder: Path) -> set[str]:
     return set(SafeReader(folder).read_metadata().state_dict_metadata)
 
 
-def missing_model_tensors(wanted: set[str], saved: set[str]) -> list[str]:
-    return sorted(name for name in wanted - saved if name.startswith(MODEL))
+def require_model_tensors(folder: Path, wanted: set[str], saved: set[str]) -> None:
+    """Raise unless the model's tensors among the `wanted` are among the `saved`."""
+    if missing := sorted(name for name in wanted - saved if name.startswith(MODEL)):
+        raise CheckpointError(
+            f"The checkpoint {folder} lacks {len(missing)} tensors of this model, the first is {missing[0]!r}. "
+            "It was written for another model, or with other LoRA settings."
+        )
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, named: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -33,7 +33,6 @@ from podium.engines.train.placement import PlacedModel, move_optimizer_state
 from podium.engines.train.sequence_parallel import SequenceParallel
 from podium.engines.train.sharding import Ranks, full_tensor, local_part
 from podium.engines.train.units import Unit, make_units, rows_of
-from podium.errors import CheckpointError
 from podium.metric import Metric, Metrics, merge_metrics
 from podium.models.lora import adapter_tensors, adapters_off
 from podium.models.value import ValueModel
@@ -79,7 +78,7 @@ class TorchEngine:
         # the ranks that share sequences fill their budgets together
         max_tokens, max_rows = max_tokens_per_micro_batch * self.sequence.size, micro_batch_size_per_gpu
         self.limits = MicroBatchLimits(max_tokens, max_rows and max_rows * self.sequence.size)
-        self.placed = PlacedModel(module, self.ranks, self.fsdp, dtype, trainable=optim is not None)
+        self.placed = self._place()
         self.sharded, self.adapted = self.placed.sharded, self.placed.adapted
         self.root = self.placed.root
         self.step_count = 0
@@ -87,7 +86,13 @@ class TorchEngine:
         self.optimizer: torch.optim.Optimizer | None = None
         if optim is not None:
             check_schedule(optim, total_steps)
-            self.optimizer = make_optimizer(self.placed.trained_weights().values(), optim)
+            self.optimizer = self._make_optimizer(optim)
+
+    def _place(self) -> PlacedModel:
+        return PlacedModel(self.module, self.ranks, self.fsdp, self.dtype, trainable=self.optim is not None)
+
+    def _make_optimizer(self, optim: OptimConfig) -> torch.optim.Optimizer:
+        return make_optimizer(self.placed.trained_weights().values(), optim)
 
     # ---- scoring
 
@@ -186,8 +191,8 @@ class TorchEngine:
             self.placed.sync_replicas(last=number == len(parts) - 1)
             loss, metrics = self._loss(rows, index, loss_fn, options | {"with_entropy": with_entropy})
             collected.append(metrics if self.sequence.speaks else {})
-            # FSDP averages gradients over ranks; the loss is a sum over all of them
-            (loss * (self.ranks.size / total if total > 0 else 0.0)).backward()
+            # gradients are averaged over ranks; the loss is a sum over all of them
+            self.placed.backward(loss, self.ranks.size / total if total > 0 else 0.0)
             losses.append(loss.detach())  # looked at in the end: the device goes on while the next pack is made
         bad_loss = _first_bad_loss(losses)
         lr = self.optim.lr * lr_factor(self.optim, self.step_count, self.total_steps)
@@ -283,11 +288,7 @@ class TorchEngine:
         self.placed.reshard()
         saved = state.saved_names(folder)
         tensors = self._model_state()
-        if missing := state.missing_model_tensors(set(tensors), saved):
-            raise CheckpointError(
-                f"The checkpoint {folder} lacks {len(missing)} tensors of this model, the first is {missing[0]!r}. "
-                "It was written for another model, or with other LoRA settings."
-            )
+        state.require_model_tensors(folder, set(tensors), saved)
         if self.optimizer is not None:
             self.optimizer.state.clear()
             if any(name.startswith(state.OPTIMIZER) for name in saved):

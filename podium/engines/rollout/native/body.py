@@ -109,6 +109,12 @@ class Model:
         return torch.autocast(self.device.type, dtype=self.dtype) if self._casts else nullcontext()
 
 
+def layer_size(module: PreTrainedModel) -> float:
+    """Parameters of a layer: as many multiplications does it take for a token."""
+    layers = int(module.config.get_text_config().num_hidden_layers)
+    return sum(parameter.numel() for parameter in backbone(module).parameters()) / max(layers, 1)
+
+
 class Uncached:
     """The plan of one sequence that leaves nothing behind."""
 

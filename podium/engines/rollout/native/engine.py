@@ -23,6 +23,7 @@ from podium.config.schema import RolloutConfig
 from podium.engines.rollout.base import SamplingParams
 from podium.engines.rollout.inprocess import ModuleEngine
 from podium.engines.rollout.native.blocks import BlockPool, BlockTables
+from podium.engines.rollout.native.body import layer_size
 from podium.engines.rollout.native.kv import KVShape, PagedKV
 from podium.engines.rollout.native.runner import BatchRunner, Flight, Runner
 from podium.engines.rollout.native.scheduler import Batch, Scheduler
@@ -30,7 +31,6 @@ from podium.engines.rollout.native.slots import Slots
 from podium.engines.rollout.request import Array, Request
 from podium.errors import ConfigError, RolloutError
 from podium.models.attention import ATTENTION_NAME, install_attention
-from podium.models.load import backbone
 
 logger = logging.getLogger(__name__)
 
@@ -42,9 +42,7 @@ CONTINUING = {"cpu": 3e6, "cuda": 2.4e10}
 
 def fewest_to_keep(module: PreTrainedModel, device: torch.device) -> int:
     """Tokens whose keys and values are dearer to compute again than to go on from."""
-    layers = int(module.config.get_text_config().num_hidden_layers)
-    per_layer = sum(parameter.numel() for parameter in backbone(module).parameters()) / max(layers, 1)
-    return int(CONTINUING.get(device.type, 0.0) / (2 * per_layer))
+    return int(CONTINUING.get(device.type, 0.0) / (2 * layer_size(module)))
 
 
 class NativeEngine(ModuleEngine):

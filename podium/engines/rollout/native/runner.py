@@ -7,6 +7,8 @@ state on the device.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from podium.engines.rollout.native.body import Model, Shown
+from podium.engines.rollout.native.body import Model, Shown, layer_size
 from podium.engines.rollout.native.kv import PagedAttention, PagedKV, to_device
 from podium.engines.rollout.native.sampling import SamplingRows, sample_tokens, uniform
 from podium.engines.rollout.native.scheduler import Batch, Scheduler
@@ -25,6 +27,8 @@ from podium.models.vision import image_places, image_token_id
 
 HEAD_VALUES = 1 << 24
 """Logits made at once: 64 MiB in float32."""
+THREAD_WORK = 1 << 28
+"""Multiplications of one layer that a CPU thread is worth: with less, it takes longer to wake it up than it saves."""
 
 Sampled = tuple[Array, Array, Array]
 """Tokens, log-probs and raw log-probs [n, steps] of `batch.sampling_slots()`."""
@@ -72,9 +76,13 @@ class Runner:
     def __init__(self, module: PreTrainedModel, dtype: torch.dtype) -> None:
         self.model = Model(module, dtype)
         self.device = self.model.device
+        self._layer_size = layer_size(module)
 
-    @torch.no_grad()
     def launch(self, batch: Batch, scheduler: Scheduler, cache: PagedKV) -> Landed:
+        with torch.no_grad(), at_most_threads(int(batch.num_tokens * self._layer_size / THREAD_WORK)):
+            return self._launch(batch, scheduler, cache)
+
+    def _launch(self, batch: Batch, scheduler: Scheduler, cache: PagedKV) -> Landed:
         self.model.refresh()
         slots, tables = scheduler.slots, scheduler.tables
         if batch.copy_from.size:
@@ -134,6 +142,17 @@ class Runner:
             parts.append(sample_tokens(self.model.logits(hidden[inside]).float(), rows[inside]))
         tokens, log_probs, raw = (torch.cat(column)[:, None].cpu().numpy() for column in zip(*parts, strict=True))
         return tokens, log_probs, raw
+
+
+@contextmanager
+def at_most_threads(count: int) -> Iterator[None]:
+    """Compute with so many CPU threads, or as many as there are, or at least one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(1, min(count, before)))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def sampling_rows(slots: Slots, due: Array, position: Array, device: torch.device) -> SamplingRows:

@@ -1,0 +1,34 @@
+"""StepProfiles: traces of the steps that `trainer.profile_steps` names, one file per worker process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from podium.config.schema import Config
+from podium.trainer.recorder import Recorder
+
+GROUPS = ("actor_rollout_wg", "rollout_workers", "reward_workers")
+"""A trainer's groups that have processes of their own; other roles are in the actor's."""
+
+
+class StepProfiles:
+    def __init__(self, config: Config, recorder: Recorder) -> None:
+        self.steps, self.recorder = set(config.trainer.profile_steps), recorder
+        self.folder = Path(config.trainer.default_local_dir).resolve() / "profile"
+        self._recording: list[Any] = []
+
+    def begin(self, step: int, trainer: Any) -> None:
+        """Let the trainer's workers record, if this step is one to profile."""
+        there = [name for name in GROUPS if hasattr(trainer, name)] if step in self.steps else []
+        self._recording = [getattr(trainer, name) for name in there]
+        for group in self._recording:
+            group.start_profile()
+
+    def end(self, step: int) -> None:
+        """Let them write what they recorded."""
+        files = [file for group in self._recording for file in group.stop_profile(str(self.folder), step)]
+        self._recording = []
+        if files:
+            self.recorder.event("profile_written", step=step, files=files)
+            self.recorder.console.message(f"step {step} is profiled: {len(files)} traces in {self.folder}")

@@ -1,0 +1,144 @@
+"""Work for ranks under DeepSpeed, and the same work for TorchEngine: stage 0 is FSDP, or a lone device."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from rank_jobs import gathered, split
+from tensordict import TensorDict
+from torch import Tensor
+from train_cases import make_batch, make_model, policy_loss, tokens, value_loss
+
+from podium.config.schema import DeepSpeedConfig, ModelConfig, OptimConfig
+from podium.engines.train.base import ModelOutputs
+from podium.engines.train.torch import TorchEngine
+from podium.metric import Metrics
+from podium.models.lora import add_lora
+from podium.models.value import ValueModel
+
+TINY = {"stage3_param_persistence_threshold": 0}
+"""Else ZeRO-3 would keep every parameter of a model this small whole."""
+STEPS = 3
+
+
+def build(stage: int, module: object, **changes: object) -> TorchEngine:
+    settings = {"optim": OptimConfig(lr=1e-3), "max_tokens_per_micro_batch": 30} | changes
+    if stage == 0:
+        settings.pop("offload", None)
+        return TorchEngine(module, **settings)  # type: ignore[arg-type]
+    warnings.simplefilter("default")  # its own code may use what is deprecated
+    from podium.engines.train.deepspeed import DeepSpeedEngine
+
+    zero = DeepSpeedConfig(stage, bool(settings.pop("offload", False)), TINY if stage == 3 else {})
+    return DeepSpeedEngine(module, deepspeed=zero, **settings)  # type: ignore[arg-type]
+
+
+def train(sizes: list[int], stage: int, family: str = "qwen2", **changes: object) -> dict[str, object]:
+    """Three steps; what they made of the model."""
+    checkpointing = bool(changes.pop("gradient_checkpointing", False))
+    engine = build(stage, make_model(family, gradient_checkpointing=checkpointing), **changes)
+    rows = split(make_batch(8), sizes)
+    norms = []
+    for _ in range(STEPS):
+        metrics = engine.update(rows, policy_loss, tokens(rows), temperature=0.8)
+        norms.append(metrics["grad_norm"].result())
+    scores = engine.log_probs(rows, temperature=0.8, with_entropy=True)
+    return {
+        "weights": gathered(engine),
+        "norms": norms,
+        "loss": metrics["loss"],
+        "log_probs": scores["log_probs"],
+        "entropys": scores["entropys"],
+        "mean_hidden": engine.mean_hidden(rows),
+        "training": engine.module.training,
+    }
+
+
+def critic(sizes: list[int], stage: int) -> tuple[Tensor, dict[str, Tensor]]:
+    value = ValueModel(make_model("qwen2").base_model)
+    torch.manual_seed(0)
+    torch.nn.init.normal_(value.value_head.weight)
+    engine, rows = build(stage, value), split(make_batch(8), sizes)
+    for _ in range(STEPS):
+        engine.update(rows, value_loss, tokens(rows))
+    return engine.values(rows), gathered(engine)
+
+
+def half(sizes: list[int], stage: int) -> dict[str, object]:
+    """bfloat16, a step too small for it: what moved, exactly kept masters, and weights in both types."""
+    engine = build(stage, make_model("qwen2"), dtype=torch.bfloat16, optim=OptimConfig(lr=1e-5))
+    rows = split(make_batch(8), sizes)
+    before = gathered(engine)
+    engine.update(rows, policy_loss, tokens(rows))
+    after = gathered(engine)
+    rounded = {name: tensor.clone() for name, tensor in engine.weights(torch.bfloat16)}
+    scores = engine.log_probs(rows, temperature=1.0)["log_probs"]
+    return {"before": before, "after": after, "rounded": rounded, "log_probs": scores}
+
+
+Spoil = Callable[[Tensor], Tensor]
+
+
+def not_a_number(loss: Tensor) -> Tensor:
+    return loss * float("nan")
+
+
+def infinite(loss: Tensor) -> Tensor:
+    """Not finite, and yet its gradients are."""
+    return loss + float("inf")
+
+
+def skip(sizes: list[int], stage: int, spoil: Spoil | None) -> tuple[list[dict[str, Tensor]], list[Metrics]]:
+    """A step, one that is spoilt on the last rank (None: that has nothing to learn from), another step."""
+    last = dist.get_world_size() - 1 if dist.is_initialized() else 0
+
+    def spoilt(outputs: ModelOutputs, rows: TensorDict) -> tuple[Tensor, Metrics]:
+        loss, metrics = policy_loss(outputs, rows)
+        mine = not dist.is_initialized() or dist.get_rank() == last
+        return spoil(loss) if mine and spoil is not None else loss, metrics
+
+    engine, rows = build(stage, make_model("qwen2")), split(make_batch(8), sizes)
+    weights, reports = [], []
+    for number in range(3):
+        count = 0.0 if number == 1 and spoil is None else tokens(rows)
+        reports.append(engine.update(rows, spoilt if number == 1 else policy_loss, count))
+        weights.append(gathered(engine))
+    assert engine.step_count == 2
+    return weights, reports
+
+
+def save(sizes: list[int], stage: int, folder: Path, after: int = 2) -> dict[str, Tensor]:
+    engine, rows = build(stage, make_model("qwen2")), split(make_batch(8), sizes)
+    for step in range(4):
+        if step == after:
+            engine.save(folder)
+        engine.update(rows, policy_loss, tokens(rows))
+    return gathered(engine)
+
+
+def load(sizes: list[int], stage: int, folder: Path, after: int = 2, used: bool = False) -> dict[str, Tensor]:
+    """Into an engine of other weights, perhaps one that has taken a step."""
+    engine, rows = build(stage, make_model("qwen2", 7)), split(make_batch(8), sizes)
+    if used:
+        engine.update(rows, policy_loss, tokens(rows))
+    engine.load(folder)
+    assert engine.step_count == after
+    for _ in range(4 - after):
+        engine.update(rows, policy_loss, tokens(rows))
+    return gathered(engine)
+
+
+def lora(sizes: list[int], stage: int) -> dict[str, object]:
+    module = make_model("qwen2")
+    add_lora(module, ModelConfig(lora_rank=4, lora_alpha=8.0))
+    engine, rows = build(stage, module), split(make_batch(8), sizes)
+    for _ in range(STEPS):
+        engine.update(rows, policy_loss, tokens(rows))
+    with engine.reference():
+        reference = engine.log_probs(rows, temperature=1.0)["log_probs"]
+    adapter = {name: tensor.clone() for name, tensor in engine.adapter()}
+    return {"weights": gathered(engine), "adapter": adapter, "reference": reference, "names": set(engine.state_tensors())}
