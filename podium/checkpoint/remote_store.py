@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from fsspec.asyn import AsyncFileSystem
 
@@ -29,6 +30,7 @@ from podium.checkpoint.file_systems import (
 from podium.checkpoint.store import CheckpointStore, Retention
 from podium.errors import CheckpointError
 
+T = TypeVar("T")
 SETTING = "trainer.default_hdfs_dir"
 _NAME = re.compile(r"global_step_(\d+)$")
 _FILES_AT_ONCE = 4
@@ -43,16 +45,20 @@ class RemoteStore:
         self._at_once = _FILES_AT_ONCE if "hdfs" in url.partition("://")[0] else 1
         self._has_folders = not isinstance(self.fs, AsyncFileSystem)  # buckets have none, and rights to make none
 
+    def _patiently(self, work: Callable[[], T], name: str) -> T:
+        self.progress = Progress()
+        return patiently(work, self.progress, self._stall_s, name)
+
     # ---- reading
 
     def check(self) -> None:
         """Whether one can write there; the answer belongs before the training, not after it."""
         probe = f"{self.root}/.podium"
-        patiently(lambda: self._write(probe, b"podium"), self.progress, self._stall_s, f"writing to {self.url}")
+        self._patiently(lambda: self._write(probe, b"podium"), f"writing to {self.url}")
 
     def steps(self) -> list[int]:
         """The steps whose upload was finished, in order."""
-        return patiently(self._steps, self.progress, self._stall_s, f"listing {self.url}")
+        return self._patiently(self._steps, f"listing {self.url}")
 
     def _steps(self) -> list[int]:
         return [step for step in self._folders() if self._bytes(f"{self._place(step)}/{manifest.NAME}") is not None]
@@ -66,7 +72,7 @@ class RemoteStore:
             staging = store.stage(step)
             name = f"fetching global_step_{step} from {self.url}"
             try:
-                missing = patiently(partial(self._download, step, staging), self.progress, self._stall_s, name)
+                missing = self._patiently(partial(self._download, step, staging), name)
                 if (fault := missing or manifest.find_fault(staging)) is None:
                     return store.adopt(staging, step), broken
                 broken[step] = fault
@@ -98,10 +104,10 @@ class RemoteStore:
 
     def upload(self, checkpoint: Path, again: bool = False) -> None:
         """Copy a checkpoint there; `again`: go on where the last try of this one ended."""
-        patiently(lambda: self._upload(checkpoint, again), self.progress, self._stall_s, f"uploading to {self.url}")
+        self._patiently(lambda: self._upload(checkpoint, again), f"uploading to {self.url}")
 
     def _upload(self, checkpoint: Path, again: bool) -> None:
-        step = step_of(checkpoint)
+        step, progress = step_of(checkpoint), self.progress
         place = self._place(step)
         if not again:
             self._leave_way_after(step)
@@ -112,6 +118,7 @@ class RemoteStore:
             raise CheckpointError(
                 f"{missing[0]} arrived at {self.url} with another size than {files[missing[0]]} bytes"
             )
+        progress.relative_update(0)  # nothing is made complete by an upload that was given up
         self._put(checkpoint, place, [manifest.NAME])
         self._write(f"{self.root}/latest", checkpoint.name.encode())
 
@@ -129,14 +136,14 @@ class RemoteStore:
         if not sources:
             return
         if self._has_folders:
-            copy = getattr(self.fs, f"{way}_file")
-            each(lambda pair: copy(*pair, callback=self.progress), zip(sources, targets, strict=True), self._at_once)
+            copy, progress = getattr(self.fs, f"{way}_file"), self.progress
+            each(lambda pair: copy(*pair, callback=progress), zip(sources, targets, strict=True), self._at_once)
         else:
             getattr(self.fs, way)(sources, targets, callback=self.progress, batch_size=_FILES_AT_ONCE)
 
     def retain(self, retention: Retention) -> list[int]:
         """Remove what `retention` does not keep, and what older uploads left unfinished."""
-        return patiently(lambda: self._retain(retention), self.progress, self._stall_s, f"thinning out {self.url}")
+        return self._patiently(lambda: self._retain(retention), f"thinning out {self.url}")
 
     def _retain(self, retention: Retention) -> list[int]:
         complete = self._steps()

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import fields
 
 from podium.config.ranges import GROUP_ESTIMATORS, check_each
 from podium.config.resolve import TASK_PREFIX, num_workers
-from podium.config.schema import Config
+from podium.config.schema import Config, DeepSpeedConfig
 from podium.errors import ConfigError
 
 Problems = Iterator[str]
@@ -169,6 +170,25 @@ def _check_engine(config: Config) -> Problems:
         yield f"{_ROLLOUT}.tensor_model_parallel_size = {size} needs name=vllm or sglang; name is {rollout.name}"
 
 
+def _check_deepspeed(config: Config) -> Problems:
+    """With `strategy: deepspeed`; settings of the other strategy must be as they come."""
+    actor, critic = config.actor_rollout_ref.actor, config.critic
+    roles = {_ACTOR: (actor.fsdp, actor.deepspeed)} | (
+        {"critic": (critic.fsdp, critic.deepspeed)} if critic.enable else {}
+    )
+    for prefix, (fsdp, zero) in roles.items():
+        changed = [item.name for item in fields(fsdp) if getattr(fsdp, item.name) != item.default]
+        if actor.strategy != "deepspeed":
+            if zero != DeepSpeedConfig():
+                yield f"{prefix}.deepspeed is for {_ACTOR}.strategy=deepspeed; strategy is {actor.strategy}"
+            continue
+        for name in changed:
+            if name != "activation_offload":
+                yield f"{prefix}.fsdp.{name} = {getattr(fsdp, name)} needs {_ACTOR}.strategy=fsdp, not deepspeed"
+        if zero.offload_optimizer and num_workers(config) == 1:
+            yield f"{prefix}.deepspeed.offload_optimizer needs several workers; with one, set strategy=fsdp"
+
+
 def _check_trainer(config: Config) -> Problems:
     trainer, workers = config.trainer, num_workers(config)
     if trainer.runtime == "local" and workers > 1:
@@ -257,6 +277,7 @@ _CHECKS = (
     _check_episodes,
     _check_lora,
     _check_engine,
+    _check_deepspeed,
     _check_trainer,
     _check_files,
 )

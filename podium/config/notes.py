@@ -11,6 +11,7 @@ from dataclasses import fields
 from typing import Any
 
 from podium.config.ranges import ESTIMATORS
+from podium.config.resolve import num_workers
 from podium.config.schema import Config
 
 Notes = Iterator[str]
@@ -77,6 +78,8 @@ def _about_run(config: Config, total_steps: int | None) -> Notes:
         asked += [f"best_metric={trainer.best_metric}"] if trainer.best_metric else []
         if asked:
             yield f"trainer.{', trainer.'.join(asked)}: no effect, there are no validation rows; set data.val_files"
+    if config.actor_rollout_ref.actor.strategy == "deepspeed" and num_workers(config) == 1:
+        yield "actor.strategy=deepspeed has no effect: one worker has nobody to share with, and trains as with fsdp"
     if trainer.best_metric and trainer.max_ckpt_to_keep is None:
         yield f"trainer.best_metric={trainer.best_metric} has no effect: without max_ckpt_to_keep all checkpoints stay"
     if total_steps is not None and trainer.critic_warmup >= total_steps and config.critic.enable:

@@ -130,6 +130,7 @@ _RULES: tuple[tuple[Callable[[Any], bool], str, tuple[str, ...]], ...] = (
         ("actor_rollout_ref.rollout.temperature",),
     ),
     (lambda x: 0 <= x < 1, "at least 0 and below 1", ("actor_rollout_ref.rollout.min_p",)),
+    (lambda x: x in (2, 3), "2 or 3", ("actor_rollout_ref.actor.deepspeed.zero_stage", "critic.deepspeed.zero_stage")),
     (lambda x: x > 1, "above 1", ("actor_rollout_ref.actor.clip_ratio_c",)),
     (lambda x: x == -1 or x >= 1, "-1 (only after the last step) or at least 1", ("trainer.test_freq",)),
     (lambda x: all(step >= 1 for step in x), "numbers of steps, each at least 1", ("trainer.profile_steps",)),

@@ -1,7 +1,8 @@
 """Starting Ray, and finding a cluster that is already there.
 
 A Ray that Podium starts is private to this machine: every service listens on loopback, the dashboard is off unless it
-is asked for, nothing is reported to anyone. `RAY_ADDRESS` joins a running cluster instead; Podium changes nothing about that one.
+is asked for, nothing is reported to anyone. `RAY_ADDRESS` joins a running cluster instead; Podium changes nothing about
+that one.
 """
 
 from __future__ import annotations

@@ -31,4 +31,4 @@ class StepProfiles:
         self._recording = []
         if files:
             self.recorder.event("profile_written", step=step, files=files)
-            self.recorder.console.message(f"step {step} is profiled: {len(files)} traces in {self.folder}")
+            self.recorder.console.message(f"the profile of step {step} is in {self.folder}, a trace per worker process")

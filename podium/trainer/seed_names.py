@@ -2,7 +2,7 @@
 
 `completed` lets a constructor be called with as much or as little as verl's: what is not given comes from the
 configuration. SeedNames has the attributes under verl's names. There is no behaviour of its own here, and the trainer
-itself uses none of it; docs/decisions/090 says which of verl's names are not given, and what is there instead.
+itself uses none of it; docs/decisions/062 says which of verl's names are not given, and what is there instead.
 """
 
 from __future__ import annotations

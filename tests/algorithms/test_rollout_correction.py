@@ -94,6 +94,26 @@ def test_a_large_gap_is_worth_a_warning() -> None:
     assert text is not None and "0.01" in text and "rollout_correction" in text
 
 
+@pytest.mark.parametrize(
+    ("gap", "mode", "staleness", "says", "not_says"),
+    [
+        (0.02, "off", 0, "set algorithm.rollout_correction.mode", "lag"),
+        (0.02, "token", 0, "mode=token weighs the loss for it", "set algorithm.rollout_correction.mode"),
+        (0.02, "off", 1, "lag 1 update behind", "Check dtype"),
+        (0.2, "token", 2, "lag 2 updates behind", "set algorithm.rollout_correction.mode"),
+    ],
+)
+def test_the_warning_knows_the_correction_and_the_lag(
+    gap: float, mode: str, staleness: int, says: str, not_says: str
+) -> None:
+    text = mismatch_warning(gap, mode, staleness)
+    assert text is not None and says in text and not_says not in text
+
+
+def test_a_gap_of_samples_that_lag_and_are_weighted_for_it_is_expected() -> None:
+    assert mismatch_warning(0.02, "token", 1) is None
+
+
 def test_a_ratio_beyond_all_bounds_stays_finite_and_an_empty_batch_is_legal() -> None:
     far = rollout_correction(
         torch.tensor([[-1.0, -1.0]]),

@@ -168,6 +168,30 @@ def test_a_reward_model_with_another_vocabulary(capsys: pytest.CaptureFixture[st
     assert "another vocabulary" in said and "podium train-reward" in said
 
 
+def test_a_reward_model_that_cannot_score(capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = check(capsys, "reward_model.enable=true", "reward_model.model.path=builtin:tiny")
+    assert code == 2
+    assert "'builtin:tiny' has no score head" in said and "podium train-reward" in said
+
+
+def test_rows_of_another_agent_loop(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = write([row | {"agent_name": "tool_agent"} for row in ROWS])
+    code, said = check(capsys, f"data.train_files={rows}")
+    assert code == 2
+    assert "has agent_name 'tool'" in said and "agent.tools" in said
+
+
+def test_an_estimator_that_asks_for_values_with_the_critic_off(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine.py").write_text("def mine(token_level_rewards, response_mask, values):\n    return values, values\n")
+    code, said = check(capsys, "algorithm.adv_estimator=mine.py:mine", "critic.enable=false")
+    assert code == 2
+    assert "asks for `values`" in said and "critic.enable=true" in said
+    Path("broken.py").write_text("import nothing_of_that_name\n")
+    code, said = check(capsys, "algorithm.adv_estimator=broken.py:mine")
+    assert code == 2
+    assert "broken.py:mine cannot be imported: ModuleNotFoundError" in said
+
+
 def test_more_workers_than_the_machine_has(capsys: pytest.CaptureFixture[str]) -> None:
     code, said = check(capsys, "trainer.n_gpus_per_node=4096", "data.train_batch_size=64")
     assert code == 2

@@ -80,6 +80,13 @@ def test_settings_that_fit_pass(words: list[str]) -> None:
         (["trainer.max_staleness=1"], "the local runtime supports only 0"),
         (["trainer.runtime=local", "trainer.n_gpus_per_node=2"], "set trainer.runtime=ray"),
         (["trainer.n_gpus_per_node=4", f"{ACTOR}.fsdp.fsdp_size=3"], "must be -1 or divide the 4 workers"),
+        ([f"{ACTOR}.deepspeed.zero_stage=1"], "deepspeed.zero_stage = 1 must be 2 or 3"),
+        ([f"{ACTOR}.deepspeed.zero_stage=2"], "deepspeed is for actor_rollout_ref.actor.strategy=deepspeed"),
+        ([f"{ACTOR}.strategy=deepspeed", f"{ACTOR}.deepspeed.offload_optimizer=true"], "needs several workers"),
+        (
+            [f"{ACTOR}.strategy=deepspeed", "trainer.n_gpus_per_node=2", f"{ACTOR}.ulysses_sequence_parallel_size=2"],
+            "fsdp.ulysses_sequence_parallel_size = 2 needs actor_rollout_ref.actor.strategy=fsdp, not deepspeed",
+        ),
         (["trainer.resume_mode=some/where"], "neither auto, must or disable nor a checkpoint folder"),
         (["trainer.gradient_accumulation_steps=4"], "needs trainer.micro_batch_size"),
         (["trainer.micro_batch_size=3", "trainer.gradient_accumulation_steps=1"], "is not a multiple of"),

@@ -65,6 +65,31 @@ def test_a_classifier_with_several_labels_is_refused(tmp_path: Path) -> None:
         load_value_model(ModelConfig(path=str(tmp_path)))
 
 
+@pytest.mark.parametrize("head", ["none", "zeros"])
+def test_a_reward_model_that_cannot_score_is_refused_before_any_worker_starts(
+    head: str, small: Callable[..., Config], tmp_path: Path
+) -> None:
+    folder = "builtin:tiny"
+    if head == "zeros":
+        folder = str(tmp_path / "critic")
+        load_value_model(ModelConfig()).save(Path(folder))
+    with pytest.raises(ModelError) as caught:
+        run_ppo(small(f"reward_model.model.path={folder}"))
+    assert folder in str(caught.value) and "podium train-reward" in str(caught.value)
+    assert ("no score head" if head == "none" else "zeros alone") in str(caught.value)
+
+
+def test_a_worker_refuses_it_too_and_a_critic_starts_from_it() -> None:
+    with pytest.raises(ModelError, match="no score head"):
+        load_value_model(ModelConfig(), needs_head=True)
+    assert not load_value_model(ModelConfig()).value_head.weight.any()
+
+
+def test_a_reward_model_that_is_only_a_hub_name_is_refused_with_the_command_that_fetches_it() -> None:
+    with pytest.raises(ModelError, match="hf download someone/scorer"):
+        load_value_model(ModelConfig(path="someone/scorer"), needs_head=True)
+
+
 def test_a_reward_model_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
     TOKENIZER.save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text((Path(resolve_path("builtin:tiny")) / "config.json").read_text())
@@ -167,5 +192,6 @@ def test_rows_that_nothing_scores_need_only_the_reward_model(small: Callable[...
 
 
 def test_enabling_it_without_a_model_is_a_config_error(small: Callable[..., Config]) -> None:
-    with pytest.raises(ConfigError, match=r"reward_model\.model\.path"):
+    with pytest.raises(ConfigError, match=r"reward_model\.model\.path") as caught:
         run_ppo(small("reward_model.model.path=''"))
+    assert "podium train-reward" in str(caught.value) and "builtin:tiny" not in str(caught.value)

@@ -34,7 +34,7 @@ class PolicyLossConfig:
 @dataclass
 class ActorConfig:
     strategy: Literal["fsdp", "deepspeed"] = "fsdp"
-    """The train engine of actor and critic. `fsdp` is also the engine of a lone device, and of models that only score."""
+    """The train engine of actor and critic. `fsdp` is also that of a lone device, and of models that only score."""
     ppo_epochs: int = 1
     """Passes over each batch of rollouts."""
     ppo_mini_batch_size: int | None = None

@@ -23,6 +23,14 @@ from podium.models.value import ValueModel
 TINY = {"stage3_param_persistence_threshold": 0}
 """Else ZeRO-3 would keep every parameter of a model this small whole."""
 STEPS = 3
+FORMS: dict[str, dict[str, object]] = {
+    "plain": {},
+    "one row at a time, untied": {"family": "llama", "micro_batch_size_per_gpu": 1},
+    "checkpointing": {"gradient_checkpointing": True},
+    "another optimizer": {"optim": OptimConfig(name="RMSprop", lr=1e-4, kwargs={"momentum": 0.5})},
+    "optimizer on the host": {"offload": True},
+    "no clipping": {"grad_clip": None},
+}
 
 
 def build(stage: int, module: object, **changes: object) -> TorchEngine:
@@ -50,12 +58,16 @@ def train(sizes: list[int], stage: int, family: str = "qwen2", **changes: object
     return {
         "weights": gathered(engine),
         "norms": norms,
-        "loss": metrics["loss"],
+        "loss": metrics.get("loss"),
         "log_probs": scores["log_probs"],
         "entropys": scores["entropys"],
         "mean_hidden": engine.mean_hidden(rows),
         "training": engine.module.training,
     }
+
+
+def train_form(sizes: list[int], stage: int, name: str) -> dict[str, object]:
+    return train(sizes, stage, **FORMS[name])  # type: ignore[arg-type]
 
 
 def critic(sizes: list[int], stage: int) -> tuple[Tensor, dict[str, Tensor]]:
@@ -141,4 +153,9 @@ def lora(sizes: list[int], stage: int) -> dict[str, object]:
     with engine.reference():
         reference = engine.log_probs(rows, temperature=1.0)["log_probs"]
     adapter = {name: tensor.clone() for name, tensor in engine.adapter()}
-    return {"weights": gathered(engine), "adapter": adapter, "reference": reference, "names": set(engine.state_tensors())}
+    return {
+        "weights": gathered(engine),
+        "adapter": adapter,
+        "reference": reference,
+        "names": set(engine.state_tensors()),
+    }

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from deepspeed_jobs import critic, half, infinite, load, lora, not_a_number, save, skip, train
+from deepspeed_jobs import FORMS, critic, half, infinite, load, lora, not_a_number, save, skip, train, train_form
 from rank_jobs import many, run_ranks
 from torch import Tensor
 
 from podium.config.schema import OptimConfig
+from podium.engines.train.zero import check_optimizer
+from podium.errors import ConfigError
 from podium.metric import merge_metrics
 
-pytest.importorskip("deepspeed")
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs podium[deepspeed]"),
+    pytest.mark.timeout(300),
+]
 
 SPLITS = {2: [3, 5], 3: [6, 0, 2]}
-FORMS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "one row at a time, untied": {"family": "llama", "micro_batch_size_per_gpu": 1},
-    "checkpointing": {"gradient_checkpointing": True},
-    "another optimizer": {"optim": OptimConfig(name="RMSprop", lr=1e-3, kwargs={"momentum": 0.5})},
-    "optimizer on the host": {"offload": True},
-    "no clipping": {"grad_clip": None},
-}
 
 
 def apart(ours: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
@@ -46,7 +43,7 @@ def test_ranks_train_as_one_without_deepspeed(stage: int, tmp_path: Path) -> Non
     results: Any = run_ranks(many, 2, tmp_path, cases)
     for number, name in enumerate(FORMS):
         wanted, ours = train_form([8], 0, name), [rank[number] for rank in results]
-        assert min(wanted["norms"]) > 2, "clipping is active"
+        assert min(wanted["norms"]) > 1.2, "clipping is active"
         for rank in ours:
             assert apart(rank["weights"], wanted["weights"]) < 1e-5, name
             assert rank["norms"] == pytest.approx(wanted["norms"], rel=1e-4)
@@ -55,10 +52,6 @@ def test_ranks_train_as_one_without_deepspeed(stage: int, tmp_path: Path) -> Non
             assert_close([rank[key] for rank in ours], wanted[key])
         merged = merge_metrics({"loss": rank["loss"]} for rank in ours)
         assert merged["loss"].result() == pytest.approx(wanted["loss"].result(), abs=1e-5)
-
-
-def train_form(sizes: list[int], stage: int, name: str) -> Any:
-    return train(sizes, stage, **FORMS[name])
 
 
 @pytest.mark.parametrize("stage", [2, 3])
@@ -77,7 +70,9 @@ def test_half_precision_has_float32_masters(stage: int, tmp_path: Path) -> None:
     alone = half([8], 0)
     results: Any = run_ranks(half, 2, tmp_path, SPLITS[2], stage)
     for rank in results:
-        assert rank["before"].keys() == exact and apart(rank["before"], alone["before"]) == 0, "not rounded at the start"  # type: ignore[arg-type]
+        assert rank["before"].keys() == exact and apart(rank["before"], alone["before"]) == 0, (
+            "not rounded at the start"
+        )  # type: ignore[arg-type]
         assert all((rank["after"][name] - rank["before"][name]).any() for name in exact)
         assert apart(rank["after"], alone["after"]) < 2.5e-5  # type: ignore[arg-type]
         assert all(torch.equal(rank["after"][name].bfloat16(), tensor) for name, tensor in rank["rounded"].items())
@@ -128,3 +123,9 @@ def test_adapters_are_trained_beside_a_frozen_model(stage: int, tmp_path: Path) 
         assert apart(rank["adapter"], wanted["adapter"]) < 1e-5
         assert rank["names"] == wanted["names"]
     assert_close([rank["reference"] for rank in results], wanted["reference"])
+
+
+@pytest.mark.parametrize("name", ["Adafactor", "Muon"])
+def test_optimizers_that_look_at_shapes_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"optim.name={name} does not work with strategy=deepspeed"):
+        check_optimizer(OptimConfig(name=name))

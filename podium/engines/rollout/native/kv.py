@@ -198,13 +198,15 @@ class PagedAttention:
         kv_heads, dim = self.cache.shape.num_kv_heads, self.cache.shape.head_dim
         n, places = tile.end - tile.start, tile.num_places
         keys, values = self.cache.gather(layer_idx, tile.blocks).view(2, kv_heads * n, places, dim)
-        folded = query.to(keys.dtype).unflatten(1, (kv_heads, -1)).transpose(0, 1).reshape(kv_heads * n, -1, dim)
-        scores = torch.baddbmm(self._mask(tile, window), folded, keys.transpose(1, 2), alpha=scaling)
-        weights = scores.softmax(-1, dtype=torch.float32).to(values.dtype)
+        folded = (query * scaling).to(keys.dtype)
+        folded = folded.unflatten(1, (kv_heads, -1)).transpose(0, 1).reshape(kv_heads * n, -1, dim)
+        scores = torch.bmm(folded, keys.transpose(1, 2)).view(kv_heads, n, -1, places)
+        scores += self._mask(tile, window)
+        weights = scores.softmax(-1, dtype=torch.float32).to(values.dtype).view(kv_heads * n, -1, places)
         return torch.bmm(weights, values).view(kv_heads, n, -1, dim).transpose(0, 1).flatten(1, 2)
 
     def _mask(self, tile: _Tile, window: int | None) -> Tensor:
-        """Additive [Hkv * n, 1, places]: -inf past each sequence's end and before its window; made once for all layers."""
+        """Additive [n, 1, places]: -inf past each sequence's end and before its window; made once for all layers."""
         entry = (tile.start, window)
         if entry not in self._masks:
             place = torch.arange(tile.num_places, device=tile.lengths.device)
@@ -212,8 +214,7 @@ class PagedAttention:
             if window is not None:
                 hidden |= place < tile.lengths[:, None] - window
             mask = torch.zeros(hidden.shape, dtype=self.cache.shape.dtype, device=hidden.device)
-            mask = mask.masked_fill_(hidden, float("-inf")).unsqueeze(1)
-            self._masks[entry] = mask.repeat(self.cache.shape.num_kv_heads, 1, 1)
+            self._masks[entry] = mask.masked_fill_(hidden, float("-inf")).unsqueeze(1)
         return self._masks[entry]
 
     def _chunk(

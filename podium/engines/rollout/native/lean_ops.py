@@ -25,9 +25,8 @@ def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) ->
 
 
 def rows_of_rotary(cos: Tensor, sin: Tensor, positions: Tensor) -> Rotary:
-    """The tables [positions, D / 2] made ready for tokens at `positions` [T], [T, 1, D]; once per pass, for all layers."""
-    cos, sin = cos[positions], sin[positions]
-    return torch.cat([cos, cos], dim=1).unsqueeze(1), torch.cat([-sin, sin], dim=1).unsqueeze(1), positions
+    """The tables [positions, D / 2] made ready for tokens at `positions` [T]; once per pass, for all layers."""
+    return cos[positions].unsqueeze(1), sin[positions].unsqueeze(1), positions
 
 
 def rotate_and_store(
@@ -44,11 +43,15 @@ def rotate_and_store(
         for part, weight in ((qkv[:, :num_queries], norms[0]), (qkv[:, num_queries:-num_kv], norms[1])):
             part.copy_(F.rms_norm(part, weight.shape, weight, norms[2]))
     cos, sin, _ = rotary
-    turning = qkv[:, :-num_kv]
-    turning.copy_(torch.addcmul(turning * cos, turning.roll(dim // 2, 2), sin))
+    low, high = qkv[:, :-num_kv].split(dim // 2, dim=2)
+    rotated_low = torch.addcmul(low * cos, high, sin, value=-1)
+    rotated_high = torch.addcmul(high * cos, low, sin)
+    low.copy_(rotated_low)
+    high.copy_(rotated_high)
     if cache.shape[2] > 0:
-        both = cache.flatten(2, 3).flatten(0, 1)  # [2·Hkv, places, D]
-        both.index_copy_(1, places, qkv[:, num_queries:].transpose(0, 1).to(both.dtype))
+        keys, values = cache.flatten(2, 3)
+        keys.index_copy_(1, places, qkv[:, num_queries:-num_kv].transpose(0, 1).to(keys.dtype))
+        values.index_copy_(1, places, qkv[:, -num_kv:].transpose(0, 1).to(values.dtype))
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:

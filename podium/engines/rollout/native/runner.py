@@ -27,7 +27,7 @@ from podium.models.vision import image_places, image_token_id
 
 HEAD_VALUES = 1 << 24
 """Logits made at once: 64 MiB in float32."""
-THREAD_WORK = 1 << 28
+THREAD_WORK = 1 << 25
 """Multiplications of one layer that a CPU thread is worth: with less, it takes longer to wake it up than it saves."""
 
 Sampled = tuple[Array, Array, Array]

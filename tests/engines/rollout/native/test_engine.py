@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from podium.config.schema import RolloutConfig
 from podium.engines.rollout.base import Completion, SamplingParams, StopReason
+from podium.engines.rollout.native import runner
+from podium.engines.rollout.native.body import layer_size
 from podium.engines.rollout.native.engine import NativeEngine
 from podium.engines.rollout.native.kv import KVShape
 from podium.engines.rollout.native.runner import Runner
@@ -231,6 +234,30 @@ def test_new_weights_are_used_at_once_and_named_in_what_they_write(make_lm: Any,
     expected = plain_log_probs(make_lm(seed=1), [2, 3, 4, 5, 6], mixed.token_ids)
     torch.testing.assert_close(torch.tensor(mixed.raw_log_probs[3:]), expected[3:], atol=1e-4, rtol=0)
     assert engine.generate([[2]], SamplingParams(max_tokens=1))[0][0].version == 7
+
+
+def test_small_passes_compute_in_one_thread_and_large_ones_in_all(
+    make_lm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_lm()
+    engine = NativeEngine(model, small())
+    threads: list[tuple[int, int]] = []
+    hidden = engine.runner.model.hidden
+
+    def seen(ids: Tensor, *rest: Any) -> Tensor:
+        threads.append((len(ids), torch.get_num_threads()))
+        return hidden(ids, *rest)
+
+    monkeypatch.setattr(engine.runner.model, "hidden", seen)
+    monkeypatch.setattr(runner, "THREAD_WORK", int(4 * layer_size(model)))
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        engine.generate([list(range(2, 22)), [3, 4, 5]], SamplingParams(max_tokens=3, ignore_eos=True), n=2)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert threads == [(23, 3), (4, 1), (4, 1)]
 
 
 def test_sleep_and_wake_do_not_grow_and_do_not_change_samples(make_lm: Any) -> None:
