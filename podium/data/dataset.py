@@ -256,8 +256,10 @@ def _without_rows(word: str) -> str:
 
 
 def _source_id(split: Split, place: int, word: str) -> str:
-    """Differs between splits, between files, and between two mentions of one file."""
-    return hashlib.sha256(f"{split}|{place}|{word}".encode()).hexdigest()[:12]
+    """Differs between splits, between files, and between two mentions of one file; a file's folder does not count, so
+    that a run gives the same samples on a machine where the data lies elsewhere."""
+    name = word if is_task_word(word) else Path(word).name
+    return hashlib.sha256(f"{split}|{place}|{name}".encode()).hexdigest()[:12]
 
 
 def _pad_token_id(tokenizer: PreTrainedTokenizerBase) -> int:

@@ -92,6 +92,14 @@ def test_uids_are_reproducible_and_never_shared(tokenizer, tmp_path):
     assert [row["uid"] for row in again] == uids[:12]
 
 
+def test_uids_do_not_depend_on_where_a_file_lies(tokenizer, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    rows = [{"prompt": "one"}, {"prompt": "two"}]
+    files = [write_jsonl(folder / "a.jsonl", rows) for folder in (tmp_path, tmp_path / "elsewhere")]
+    here, there = ([row["uid"] for row in RLHFDataset([file], tokenizer, DataConfig(), "train")] for file in files)
+    assert here == there
+
+
 def test_a_uid_belongs_to_the_row_also_when_others_are_dropped(tokenizer, tmp_path):
     rows = [{"prompt": "long " * 20}, {"prompt": "short"}]
     file = write_jsonl(tmp_path / "a.jsonl", rows)
