@@ -59,9 +59,14 @@ class ZeroModel(PlacedModel):
         cast_parameters(module.parameters(), dtype)
         packed = PackedModel(module)
         optimizer = make_optimizer([p for p in module.parameters() if p.requires_grad], optim)
-        self.engine, self.optimizer, *_ = self.deepspeed.initialize(
-            model=packed, optimizer=optimizer, config=zero_settings(settings, dtype, grad_clip)
-        )
+        try:
+            self.engine, self.optimizer, *_ = self.deepspeed.initialize(
+                model=packed, optimizer=optimizer, config=zero_settings(settings, dtype, grad_clip)
+            )
+        except ValueError as error:
+            raise ConfigError(
+                f"DeepSpeed refuses deepspeed.zero_kwargs={dict(settings.zero_kwargs)}: {error}"
+            ) from error
         self.root: nn.Module = _Root(self.engine)  # type: ignore[assignment]
         if self.parts_parameters and isinstance(module, PreTrainedModel):
             for parameter in module.get_output_embeddings().parameters():  # used by PackedModel, not by its own layer
@@ -224,7 +229,7 @@ def zero_settings(settings: DeepSpeedConfig, dtype: torch.dtype, grad_clip: floa
         "gradient_clipping": grad_clip or 0.0,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
-        "zero_optimization": zero | dict(settings.zero_kwargs),
+        "zero_optimization": dict(settings.zero_kwargs) | zero,
         "steps_per_print": None,
     }
     if dtype == torch.bfloat16:

@@ -16,6 +16,7 @@ from train_cases import make_batch, make_model, policy_loss, tokens, value_loss
 from podium.config.schema import DeepSpeedConfig, ModelConfig, OptimConfig
 from podium.engines.train.base import ModelOutputs
 from podium.engines.train.torch import TorchEngine
+from podium.errors import ConfigError
 from podium.metric import Metrics
 from podium.models.lora import add_lora
 from podium.models.value import ValueModel
@@ -80,9 +81,9 @@ def critic(sizes: list[int], stage: int) -> tuple[Tensor, dict[str, Tensor]]:
     return engine.values(rows), gathered(engine)
 
 
-def half(sizes: list[int], stage: int) -> dict[str, object]:
+def half(sizes: list[int], stage: int, offload: bool = False) -> dict[str, object]:
     """bfloat16, a step too small for it: what moved, exactly kept masters, and weights in both types."""
-    engine = build(stage, make_model("qwen2"), dtype=torch.bfloat16, optim=OptimConfig(lr=1e-5))
+    engine = build(stage, make_model("qwen2"), dtype=torch.bfloat16, optim=OptimConfig(lr=1e-5), offload=offload)
     rows = split(make_batch(8), sizes)
     before = gathered(engine)
     engine.update(rows, policy_loss, tokens(rows))
@@ -142,6 +143,18 @@ def load(sizes: list[int], stage: int, folder: Path, after: int = 2, used: bool 
     for _ in range(4 - after):
         engine.update(rows, policy_loss, tokens(rows))
     return gathered(engine)
+
+
+def refused(stage: int, kwargs: dict[str, object]) -> str:
+    """What is said about a setting that DeepSpeed does not know."""
+    from podium.engines.train.deepspeed import DeepSpeedEngine
+
+    warnings.simplefilter("default")
+    try:
+        DeepSpeedEngine(make_model("qwen2"), deepspeed=DeepSpeedConfig(stage, False, kwargs), optim=OptimConfig())
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def lora(sizes: list[int], stage: int) -> dict[str, object]:

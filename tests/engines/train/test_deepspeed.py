@@ -8,7 +8,20 @@ from typing import Any
 
 import pytest
 import torch
-from deepspeed_jobs import FORMS, critic, half, infinite, load, lora, not_a_number, save, skip, train, train_form
+from deepspeed_jobs import (
+    FORMS,
+    critic,
+    half,
+    infinite,
+    load,
+    lora,
+    not_a_number,
+    refused,
+    save,
+    skip,
+    train,
+    train_form,
+)
 from rank_jobs import many, run_ranks
 from torch import Tensor
 
@@ -64,19 +77,17 @@ def test_a_rank_without_rows_takes_part(stage: int, tmp_path: Path) -> None:
     assert_close([rank[1][0] for rank in results], values)
 
 
+@pytest.mark.parametrize("offload", [False, True])
 @pytest.mark.parametrize("stage", [2, 3])
-def test_half_precision_has_float32_masters(stage: int, tmp_path: Path) -> None:
-    exact = train([8], 0)["weights"].keys()  # type: ignore[attr-defined]
-    alone = half([8], 0)
-    results: Any = run_ranks(half, 2, tmp_path, SPLITS[2], stage)
+def test_half_precision_has_float32_masters(stage: int, offload: bool, tmp_path: Path) -> None:
+    alone: Any = half([8], 0)
+    results: Any = run_ranks(half, 2, tmp_path, SPLITS[2], stage, offload)
     for rank in results:
-        assert rank["before"].keys() == exact and apart(rank["before"], alone["before"]) == 0, (
-            "not rounded at the start"
-        )  # type: ignore[arg-type]
-        assert all((rank["after"][name] - rank["before"][name]).any() for name in exact)
-        assert apart(rank["after"], alone["after"]) < 2.5e-5  # type: ignore[arg-type]
+        assert apart(rank["before"], alone["before"]) == 0, "not rounded at the start"
+        assert all((rank["after"][name] - before).any() for name, before in rank["before"].items())
+        assert apart(rank["after"], alone["after"]) < 2.5e-5
         assert all(torch.equal(rank["after"][name].bfloat16(), tensor) for name, tensor in rank["rounded"].items())
-    assert_close([rank["log_probs"] for rank in results], alone["log_probs"], atol=0.05)  # type: ignore[arg-type]
+    assert_close([rank["log_probs"] for rank in results], alone["log_probs"], atol=0.05)
 
 
 @pytest.mark.parametrize("stage", [2, 3])
@@ -129,3 +140,8 @@ def test_adapters_are_trained_beside_a_frozen_model(stage: int, tmp_path: Path) 
 def test_optimizers_that_look_at_shapes_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"optim.name={name} does not work with strategy=deepspeed"):
         check_optimizer(OptimConfig(name=name))
+
+
+def test_a_setting_that_deepspeed_does_not_know_is_named(tmp_path: Path) -> None:
+    for message in run_ranks(refused, 2, tmp_path, 3, {"reduce_bucket_sise": 5}):
+        assert "zero_kwargs={'reduce_bucket_sise': 5}" in str(message)
