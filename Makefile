@@ -99,7 +99,7 @@ test-sglang: $(STAMP) env-sglang
 DEEPSPEED := .venv-deepspeed
 .PHONY: test-deepspeed
 test-deepspeed: $(DEEPSPEED)/.installed
-	@OMP_NUM_THREADS=1 $(DEEPSPEED)/bin/python -m pytest tests/engines/train/test_deepspeed.py tests/trainer/test_deepspeed_run.py -rP $(ARGS)
+	@OMP_NUM_THREADS=1 $(DEEPSPEED)/bin/python -m pytest tests/engines/train/test_deepspeed.py tests/trainer/test_deepspeed_run.py $(ARGS)
 
 $(DEEPSPEED)/.installed: pyproject.toml constraints.txt
 	@test -x $(DEEPSPEED)/bin/python || $(PYTHON) -m venv $(DEEPSPEED)

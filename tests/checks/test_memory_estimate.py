@@ -35,6 +35,19 @@ def test_more_workers_hold_less_each_and_a_critic_holds_as_much_again() -> None:
     assert critic.optimizer == pytest.approx(alone.optimizer * 2)
 
 
+def test_zero_2_holds_all_weights_zero_3_a_share_and_a_host_the_optimizer() -> None:
+    words = [*MICRO, "trainer.n_gpus_per_node=8", "actor_rollout_ref.actor.strategy=deepspeed"]
+    part = HALF_B.parameters / 8 / 2**30  # what one rank has of each number
+
+    def of(*more: str) -> tuple[float, float]:
+        now = estimate(load_config(None, [*words, *more]), HALF_B, True, 80)
+        return now.weights / part - 16, now.optimizer / part  # beside the rollout engine's copy in bfloat16
+
+    assert of("actor_rollout_ref.actor.deepspeed.zero_stage=2") == pytest.approx((16 + 8, 8))
+    assert of("actor_rollout_ref.actor.deepspeed.zero_stage=3") == pytest.approx((2 + 8, 8))
+    assert of("actor_rollout_ref.actor.deepspeed.offload_optimizer=true") == pytest.approx((2 + 4, 0))
+
+
 def test_the_kv_cache_is_what_the_sequences_fill_up_to_its_share() -> None:
     assert kv_bytes_per_token(HALF_B, 2) == 2 * 24 * 128 * 2
     few = estimate(load_config(None, [*MICRO, "data.train_batch_size=1"]), HALF_B, True, 80)

@@ -20,7 +20,6 @@ from transformers import PreTrainedModel
 
 from podium.config.schema import DeepSpeedConfig, OptimConfig
 from podium.engines.train import state
-from podium.engines.train.optim import set_lr
 from podium.engines.train.sharding import full_tensor
 from podium.engines.train.torch import TorchEngine
 from podium.engines.train.zero import WholeWeights, ZeroModel, itself
@@ -55,10 +54,7 @@ class DeepSpeedEngine(TorchEngine):
 
     def _step(self, lr: float, bad_loss: str | None, nothing: bool) -> Metrics:
         """Clip and step; DeepSpeed skips on all ranks when the gradients' norm is not finite (see `backward`)."""
-        zero = self.placed.optimizer
-        set_lr(zero, lr)
-        self.placed.engine.step()
-        norm, skip = float(self.placed.engine.get_global_grad_norm()), bool(zero.overflow)
+        norm, skip = self.placed.step(lr)
         if nothing:
             logger.warning("Step %d has no token to learn from on any rank; the weights stay.", self.step_count + 1)
             norm, skip = 0.0, False

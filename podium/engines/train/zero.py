@@ -23,7 +23,7 @@ from podium.config.schema import DeepSpeedConfig, OptimConfig
 from podium.engines.train import state
 from podium.engines.train.forward import PackedModel
 from podium.engines.train.masters import cast_parameters
-from podium.engines.train.optim import find_optimizer, make_optimizer
+from podium.engines.train.optim import find_optimizer, make_optimizer, set_lr
 from podium.engines.train.placement import PlacedModel
 from podium.engines.train.sharding import Ranks
 from podium.errors import ConfigError
@@ -51,6 +51,7 @@ class ZeroModel(PlacedModel):
         self.sharded, self.adapted, self.masters = True, has_adapters(module), None
         self.mesh = init_device_mesh("cpu", (ranks.size,), mesh_dim_names=("shard",))
         self.parts_parameters = settings.zero_stage == 3
+        self.has_gradients = False
         check_optimizer(optim)
         self.deepspeed = import_deepspeed(self.device)
         if (files := weight_files(module)) is not None:
@@ -84,6 +85,19 @@ class ZeroModel(PlacedModel):
         """A loss that is not finite, or that nothing counts in, becomes gradients that DeepSpeed will not step with."""
         kept = torch.where(loss.detach().isfinite(), factor or torch.nan, torch.nan)
         self.engine.backward(loss * kept, scale_wrt_gas=False)
+        self.has_gradients = True
+
+    def step(self, lr: float) -> tuple[float, bool]:
+        """The norm of the gradients before they were clipped, and whether the step was skipped for it.
+
+        Without a row on any rank there was no backward pass: nothing moves, as with gradients that are None.
+        """
+        if not self.has_gradients:
+            return 0.0, False
+        self.has_gradients = False
+        set_lr(self.optimizer, lr)
+        self.engine.step()
+        return float(self.engine.get_global_grad_norm()), bool(self.optimizer.overflow)
 
     # ---- whole tensors; all ranks call these, in the same order
 

@@ -124,6 +124,17 @@ def skip(sizes: list[int], stage: int, spoil: Spoil | None) -> tuple[list[dict[s
     return weights, reports
 
 
+def without_rows(sizes: list[int], stage: int) -> dict[str, Tensor]:
+    """Steps without a row on any rank, though something counts, before and after one with rows."""
+    engine, rows = build(stage, make_model("qwen2")), split(make_batch(8), sizes)
+    nobody, count = rows.slice(0, 0), 60.0 / (dist.get_world_size() if dist.is_initialized() else 1)
+    for part in (nobody, rows, nobody, rows):
+        metrics = engine.update(part, policy_loss, count)
+        assert metrics["skipped_updates"].result() == 0
+    assert engine.step_count == 4
+    return gathered(engine)
+
+
 def save(sizes: list[int], stage: int, folder: Path, after: int = 2) -> dict[str, Tensor]:
     engine, rows = build(stage, make_model("qwen2")), split(make_batch(8), sizes)
     for step in range(4):

@@ -21,6 +21,7 @@ from deepspeed_jobs import (
     skip,
     train,
     train_form,
+    without_rows,
 )
 from rank_jobs import many, run_ranks
 from torch import Tensor
@@ -101,6 +102,13 @@ def test_a_step_that_is_not_finite_is_skipped_by_all(stage: int, tmp_path: Path)
             assert apart(weights[2], wanted[2]) < 1e-5, "and nothing of it is left in the next step"
         merged = merge_metrics(rank[number][1][1] for rank in results)
         assert merged["skipped_updates"].result() == (0 if spoil is None else 1)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_step_without_a_row_on_any_rank_moves_nothing(stage: int, tmp_path: Path) -> None:
+    one_rank = without_rows([8], 0)
+    for weights in run_ranks(without_rows, 2, tmp_path, SPLITS[2], stage):
+        assert apart(weights, one_rank) < 1e-5  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("saver", "loaders"), [(2, (3, 0)), (3, (2,)), (0, (2, 3))])
