@@ -143,7 +143,7 @@ def test_every_error_becomes_an_observation(turn: str, words: str) -> None:
     (observation,) = play(tools_of("multiply", "fail", "hang", timeout_s=0.3), turn)
     assert observation.text.startswith("Error: ") and words in observation.text
     assert observation.num_errors == 1 and not observation.done
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - start < 15
 
 
 def test_a_function_that_cannot_be_described_is_refused() -> None:
