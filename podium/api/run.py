@@ -45,6 +45,11 @@ class CallbackTrainer(RayPPOTrainer):
         self.callbacks.call("on_step_end", metrics=logs)
         self._obey(logs, batch)
 
+    def _load_checkpoint(self) -> None:
+        super()._load_checkpoint()
+        self.callbacks.state.global_step = self.global_steps
+        self.callbacks.state.epoch = self.global_steps / len(self.train_sampler)
+
     def _obey(self, logs: dict[str, float], batch: DataProto) -> None:
         """Do what the callbacks ask for after a step."""
         control = self.callbacks.control

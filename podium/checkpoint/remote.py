@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 _TRIES = 4
 _PAUSE_S = 1.0
 _PAUSE_FACTOR = 4.0  # 1, 4 and 16 s between the tries: a server that is started again is met
+_SAY_AFTER_S = 2.0
 
 
 class Uploader:
@@ -44,7 +45,7 @@ class Uploader:
         self._pause_s, self._tries = pause_s, tries
         self._waiting: list[Path] = []
         self._changed = threading.Condition()
-        self._closed = False
+        self._closing = self._closed = False
         self._lost: tuple[Path, str] | None = None
         """The newest checkpoint that was given up, and why, unless a later one arrived."""
         self._thread = threading.Thread(target=self._work, name="checkpoint-uploader", daemon=True)
@@ -61,7 +62,7 @@ class Uploader:
 
     def finish(self) -> None:
         """Wait until everything is uploaded; raises when the newest is not."""
-        self._drain(stop_point)
+        self._drain()
         if self._lost is not None:
             path, reason = self._lost
             raise CheckpointError(
@@ -70,8 +71,9 @@ class Uploader:
             )
 
     def close(self) -> None:
-        """Wait until everything is uploaded or given up, and end the thread."""
-        self._drain(lambda: None)
+        """Wait until the newest is uploaded or given up, and end the thread. Older ones that still wait are skipped."""
+        self._closing = True
+        self._drain()
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -81,29 +83,45 @@ class Uploader:
         try:
             self._try(lambda again: self.remote.check(), "looking at")
             broken: dict[int, str] = self._try(lambda again: self.remote.fetch(store)[1], "fetching from")
-            arrived = self._try(lambda again: self.remote.steps(), "listing")
+            arrived = self._try(lambda again: self.remote.own_steps(store), "listing")
         except HostileManifest:
             raise
         except Exception as error:
-            if store.newest(deep=False).path is None:
+            if store.newest(deep=False).path is None and store.left_way() is None:
                 raise CheckpointError(
                     f"{self.remote.explain(error)}. There is no checkpoint here to go on from, and starting anew "
                     f"might repeat a run that is there; to do so without it, set {SETTING}=''."
                 ) from error
             self._report("remote_failed", url=self.remote.url, reason=self.remote.explain(error))
-            log.warning("%s; going on from the checkpoint that is here", self.remote.explain(error))
+            log.warning("%s; going on with what is here", self.remote.explain(error))
             return {}
         newest = store.newest(deep=False).path
         if newest is not None and step_of(newest) > max(arrived, default=-1):
             self.add(newest)
         return broken
 
+    def leave_way(self, store: CheckpointStore, after: int) -> None:
+        """The run does not go on from what is there after this step: see that it can write there, and note it."""
+        try:
+            self._try(lambda again: self.remote.check(), "looking at")
+        except Exception as error:
+            raise CheckpointError(
+                f"{self.remote.explain(error)}. No checkpoint of this run would arrive there; to train without it, "
+                f"set {SETTING}=''."
+            ) from error
+        store.leave_way(after)
+
     # ---- the thread
 
-    def _drain(self, between: Callable[[], None]) -> None:
+    def _drain(self) -> None:
+        say_at: float | None = time.monotonic() + _SAY_AFTER_S
         with self._changed:
             while self._waiting:
-                between()
+                stop_point()
+                if say_at is not None and time.monotonic() >= say_at:
+                    names = ", ".join(path.name for path in self._waiting)
+                    log.warning("waiting until %s arrives at %s", names, self.remote.url)
+                    say_at = None
                 self._changed.wait(LOOK_S)
 
     def _work(self) -> None:
@@ -122,8 +140,7 @@ class Uploader:
 
     def _upload(self, checkpoint: Path, newer: int) -> None:
         details = {"path": str(checkpoint), "url": self.remote.url}
-        limit = self._retention.max_to_keep
-        if limit is not None and newer >= (1 if self._lost else max(limit, 1)) and not self._retention.best_metric:
+        if self._is_outdated(newer):
             self._report("upload_skipped", **details, reason=f"{newer} newer ones are waiting")
             return
         start = time.monotonic()
@@ -140,6 +157,13 @@ class Uploader:
         except Exception as error:  # noqa: BLE001 (fault boundary: other people's file systems)
             self._report("remote_failed", url=self.remote.url, reason=self.remote.explain(error))
 
+    def _is_outdated(self, newer: int) -> bool:
+        """Whether a checkpoint with so many newer ones behind it need not travel."""
+        limit = self._retention.max_to_keep
+        if self._closing or limit is None or self._retention.best_metric:
+            return self._closing and newer > 0
+        return newer >= (1 if self._lost else max(limit, 1))
+
     def _try(self, work: Callable[[bool], Any], doing: str) -> Any:
         """The result of `work(again)`, tried a few times with growing pauses."""
         for attempt in range(1, self._tries + 1):
@@ -150,8 +174,18 @@ class Uploader:
                 log.warning("%s %s, attempt %d of %d: %s", doing, self.remote.url, attempt, self._tries, reason)
                 if attempt == self._tries or is_refusal(error) or isinstance(error, HostileManifest | Stalled):
                     raise
-            time.sleep(self._pause_s * _PAUSE_FACTOR ** (attempt - 1))
+                if self._closing and len(self._waiting) > 1:  # a newer one is what counts now
+                    raise
+            _pause(self._pause_s * _PAUSE_FACTOR ** (attempt - 1))
         raise AssertionError("the last attempt returns or raises")
+
+
+def _pause(seconds: float) -> None:
+    """A sleep that can be left."""
+    end = time.monotonic() + seconds
+    while (left_s := end - time.monotonic()) > 0:
+        stop_point()
+        time.sleep(min(LOOK_S, left_s))
 
 
 def make_uploader(url: str, report: Callable[..., Any], retention: Retention | None) -> Uploader | None:

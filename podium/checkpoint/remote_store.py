@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -44,6 +45,8 @@ class RemoteStore:
         self.url, self.progress, self._stall_s = without_login(url), Progress(), stall_s
         self._at_once = _FILES_AT_ONCE if "hdfs" in url.partition("://")[0] else 1
         self._has_folders = not isinstance(self.fs, AsyncFileSystem)  # buckets have none, and rights to make none
+        self._prepared: Path | None = None
+        """The checkpoint whose place was made empty, so that what is there came from a try to upload it."""
 
     def _patiently(self, work: Callable[[], T], name: str) -> T:
         self.progress = Progress()
@@ -60,6 +63,11 @@ class RemoteStore:
         """The steps whose upload was finished, in order."""
         return self._patiently(self._steps, f"listing {self.url}")
 
+    def own_steps(self, store: CheckpointStore) -> list[int]:
+        """Those of the run in the local store: not the ones of a way that it has left."""
+        left = store.left_way()
+        return [step for step in self.steps() if left is None or step <= left]
+
     def _steps(self) -> list[int]:
         return [step for step in self._folders() if self._bytes(f"{self._place(step)}/{manifest.NAME}") is not None]
 
@@ -68,7 +76,7 @@ class RemoteStore:
         local = store.newest().path
         have = step_of(local) if local else -1
         broken: dict[int, str] = {}
-        for step in sorted((step for step in self.steps() if step > have), reverse=True):
+        for step in sorted((step for step in self.own_steps(store) if step > have), reverse=True):
             staging = store.stage(step)
             name = f"fetching global_step_{step} from {self.url}"
             try:
@@ -109,9 +117,8 @@ class RemoteStore:
     def _upload(self, checkpoint: Path, again: bool) -> None:
         step, progress = step_of(checkpoint), self.progress
         place = self._place(step)
-        if not again:
-            self._leave_way_after(step)
-            self._remove(step)
+        if not (again and self._prepared == checkpoint):
+            self._prepare(checkpoint)
         files = {name: facts["bytes"] for name, facts in manifest.read_manifest(checkpoint)["files"].items()}
         self._put(checkpoint, place, self._missing(place, files))
         if missing := self._missing(place, files):
@@ -121,6 +128,15 @@ class RemoteStore:
         progress.relative_update(0)  # nothing is made complete by an upload that was given up
         self._put(checkpoint, place, [manifest.NAME])
         self._write(f"{self.root}/latest", checkpoint.name.encode())
+
+    def _prepare(self, checkpoint: Path) -> None:
+        """Only the run's own earlier steps are there afterwards."""
+        self._prepared, local, step = None, CheckpointStore(checkpoint.parent), step_of(checkpoint)
+        left = local.left_way()
+        self._set_aside(after=step if left is None else min(left, step))
+        local.forget_left_way()
+        self._remove(step)
+        self._prepared = checkpoint
 
     def _missing(self, place: str, files: dict[str, int]) -> list[str]:
         self.fs.invalidate_cache()
@@ -160,9 +176,12 @@ class RemoteStore:
         sign = 1.0 if retention.best_is_max else -1.0
         scored = []
         for step in steps:
-            facts = json.loads(self.fs.cat_file(f"{self._place(step)}/{manifest.NAME}"))
-            value = facts.get("metrics", {}).get(retention.best_metric)
-            if isinstance(value, int | float):
+            try:
+                facts = json.loads(self.fs.cat_file(f"{self._place(step)}/{manifest.NAME}"))
+                value = facts.get("metrics", {}).get(retention.best_metric)
+            except (ValueError, AttributeError):  # not a manifest: damaged there
+                continue
+            if isinstance(value, int | float) and math.isfinite(value):
                 scored.append((sign * value, step))
         return {max(scored)[1]} if scored else set()
 
@@ -175,9 +194,9 @@ class RemoteStore:
         self.fs.invalidate_cache()
         self.progress.relative_update(0)
 
-    def _leave_way_after(self, step: int) -> None:
-        """The run comes to `step` with later ones there: it went another way since, and those are set aside."""
-        later = [other for other in self._folders() if other > step]
+    def _set_aside(self, after: int) -> None:
+        """Move later ones to previous/: the run went another way since that step."""
+        later = [other for other in self._folders() if other > after]
         if not later:
             return
         aside = f"{self.root}/previous"

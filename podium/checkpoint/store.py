@@ -9,6 +9,7 @@ after a newer one is published. When to save, and in which thread, is the traine
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -23,6 +24,7 @@ from podium.errors import CheckpointError
 
 _NAME = re.compile(r"global_step_(\d+)$")
 _HIDDEN = (".staging_", ".replaced_", ".removed_")
+_LEFT_WAY = ".left_way"
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ class CheckpointStore:
                     path.rename(final)
             if path.name.startswith(_HIDDEN) and path.exists():
                 shutil.rmtree(path, ignore_errors=True)
-            elif path.name == ".latest":
+            elif path.name in (".latest", ".latest.new", f"{_LEFT_WAY}.new"):
                 path.unlink()
 
     def set_aside(self, folder: Path, after: int = -1) -> list[Path]:
@@ -133,10 +135,37 @@ class CheckpointStore:
             (self.folder / "latest").unlink(missing_ok=True)
         return moved
 
+    def leave_way(self, after: int) -> None:
+        """Note that the run goes another way after this step (-1: it starts anew): later remote ones are not its own.
+
+        The note stays until they are set aside, which the first upload does.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._replace(_LEFT_WAY, str(after))
+        except OSError as error:
+            raise CheckpointError(f"cannot write to {self.folder}: {error}; make room or set another folder") from error
+
+    def left_way(self) -> int | None:
+        """The last step that the run shares with what is in the remote store; None: all of it is its own."""
+        try:
+            return int((self.folder / _LEFT_WAY).read_text())
+        except FileNotFoundError:
+            return None
+        except ValueError:
+            return -1  # the safe side: nothing is lost, it is only not fetched
+
+    def forget_left_way(self) -> None:
+        (self.folder / _LEFT_WAY).unlink(missing_ok=True)
+
     def _point_latest_at(self, path: Path) -> None:
-        pointer = self.folder / ".latest"
-        pointer.write_text(path.name)
-        os.replace(pointer, self.folder / "latest")
+        self._replace("latest", path.name)
+
+    def _replace(self, name: str, text: str) -> None:
+        """Write a small file that is either the old one or the new one."""
+        written = self.folder / f".{name.lstrip('.')}.new"
+        written.write_text(text)
+        os.replace(written, self.folder / name)
 
     # ---- reading
 
@@ -155,7 +184,7 @@ class CheckpointStore:
                 value = read_manifest(path).get("metrics", {}).get(name)
             except CheckpointError:
                 continue
-            if isinstance(value, int | float):
+            if isinstance(value, int | float) and math.isfinite(value):
                 scored.append((sign * value, step))
         return max(scored)[1] if scored else None
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 NAME = re.compile(r"[A-Za-z_]\w*")
 ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 DEFAULT = re.compile(r"(\w+)(:?[-=])(.*)", re.DOTALL)
-HERE_DOCUMENT = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
+HERE_DOCUMENT = re.compile(r"(?<!<)<<(?!<)-?\s*(['\"]?)(\w+)\1")
 DECLARING = ("export", "local", "readonly", "declare", "then", "else", "do", ":")
 TOKEN = re.compile(r"\s*(\d+|[A-Za-z_]\w*|\$\{?[A-Za-z_]\w*\}?|[-+*/%()])")
 MAX_DEPTH = 50

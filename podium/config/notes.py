@@ -13,6 +13,7 @@ from typing import Any
 from podium.config.ranges import ESTIMATORS
 from podium.config.resolve import num_workers
 from podium.config.schema import Config
+from podium.config.secrets import scrub
 
 Notes = Iterator[str]
 
@@ -103,4 +104,4 @@ def _changed(section: Any, prefix: str) -> list[str]:
     """`key=value` of what is not as by default."""
     default = type(section)()
     pairs = {item.name: getattr(section, item.name) for item in fields(section)}
-    return [f"{prefix}{name}={value}" for name, value in pairs.items() if value != getattr(default, name)]
+    return [f"{prefix}{name}={scrub(value, name)}" for name, value in pairs.items() if value != getattr(default, name)]

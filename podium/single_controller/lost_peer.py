@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 _OF_TRANSPORTS = re.compile(r"(RuntimeError|TimeoutError|OSError|EOFError|Broken\w*|Connection\w*|Dist\w*Error)\b")
-_LOST_PEER = re.compile(r"\bpeer\b|connection (was )?(reset|closed|refused|aborted)|\bnccl|\bgloo\b", re.IGNORECASE)
+_LOST_PEER = re.compile(r"\bpeer\b(?! access)|connection (was )?(reset|closed|aborted)|\bnccl|\bgloo\b", re.IGNORECASE)
 
 
 def speaks_of_lost_peer(cause: str) -> bool:

@@ -58,7 +58,7 @@ def run_once(
         trainer.init_workers()
         trainer.fit()
     except PodiumError as failure:
-        stopping.check_wrapped()
+        stop_instead(failure, stopping, trainer)
         decision = policy.decide(failure, trainer.saver.saved_step or 0)
         lost = is_lost(failure)
         if lost:
@@ -70,6 +70,17 @@ def run_once(
     finally:
         trainer.shutdown()
     return None
+
+
+def stop_instead(failure: PodiumError, stopping: StopSignals, trainer: RayPPOTrainer) -> None:
+    """A run that was told to stop starts no new workers: the signal that it got may have been theirs too."""
+    try:
+        if is_lost(failure):
+            stopping.check()
+        stopping.check_wrapped()
+    except RunStopped as stop:
+        trainer.recorder.stopped(trainer.saver.saved_step or 0, stop.reason)
+        raise
 
 
 def build_trainer(config: Config) -> RayPPOTrainer:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from podium.checkpoint.remote import Uploader
+from podium.checkpoint.remote_store import step_of
 from podium.checkpoint.store import CheckpointStore, Found
 from podium.errors import CheckpointError, WorkerDied, WorkerTimeout
 from podium.trainer.recorder import Recorder
@@ -116,13 +117,18 @@ class CheckpointSaver:
 
 
 def open_store(store: CheckpointStore, uploader: Uploader | None, resume_mode: str) -> Found:
-    """Clean up after a killed run, fetch what only the remote store has, and find where to go on."""
+    """Clean up after a killed run, fetch what only the remote store has of this run, and find where to go on."""
     store.clean()
-    if uploader is not None and resume_mode in ("auto", "must"):
+    if uploader is None:
+        return store.find(resume_mode)
+    if resume_mode in ("auto", "must"):
         broken = uploader.fetch(store)
         found = store.find(resume_mode)
         return Found(found.path, found.broken | {Path(f"global_step_{s}"): fault for s, fault in broken.items()})
-    return store.find(resume_mode)
+    found = store.find(resume_mode)
+    is_own = found.path is not None and found.path.resolve() in (path.resolve() for path in store.steps().values())
+    uploader.leave_way(store, after=step_of(found.path.resolve()) if found.path and is_own else -1)
+    return found
 
 
 def next_folder(parent: Path) -> Path:

@@ -155,6 +155,8 @@ class StopSignals:
                 with self.shielded():
                     leave(stop)
                 raise
+            finally:
+                self._guarding = False
 
     def step_took(self, seconds: float) -> None:
         """After each step: is there time for another one and a save before the instance is taken away?"""

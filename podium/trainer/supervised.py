@@ -66,14 +66,16 @@ def run_supervised(config: SupervisedConfig, job: Job) -> int:
     """Train as the configuration says; returns the exit code."""
     check_supervised(config)
     with StopSignals(config.trainer) as stopping:
-        trainer = SupervisedTrainer(config, job, stopping)
+        trainer = None
         try:
+            trainer = SupervisedTrainer(config, job, stopping)
             trainer.workers.init_model()
             trainer.fit()
         except RunStopped as stop:
             return stop.exit_code
         finally:
-            trainer.shutdown()
+            if trainer is not None:
+                trainer.shutdown()
     return 0
 
 
@@ -259,12 +261,13 @@ class SupervisedTrainer:
             after = -1 if state is None else state["global_steps"]
             self.checkpoints.set_aside(next_folder(self.run_folder / "previous") / "checkpoints", after=after)
         if state is not None:
-            self.step, self.validated_step = state["global_steps"], state["validated_step"]
             self.sampler_state = state["sampler"]
             self.sampler.load_state_dict(self.sampler_state)
             self.limits.load_state_dict(state["limits"])
             self.recorder.resume_trackers(state["trackers"])
             rng.restore(state["rng"])
             self.workers.load_checkpoint(str(found.path))
-            self.saver.saved_step = self.step
+            # only now: a stop before this would save weights that were never loaded as the step's
+            self.step = self.saver.saved_step = state["global_steps"]
+            self.validated_step = state["validated_step"]
         self.recorder.start(self.step, resumed_from=found.path)

@@ -25,6 +25,7 @@ from podium.engines.rollout.base import RolloutEngine, SamplingParams, StopReaso
 from podium.protocol import DataProto, compute_position_ids, object_array
 from podium.rewards.manager import OUTCOME, Scorer, make_rows
 from podium.rewards.records import Outcome, scored, skipped
+from podium.stop_points import result_of
 
 START_S, CLOSE_S = 120.0, 5.0
 
@@ -59,7 +60,7 @@ class Episodes:
         work = self.manager.run_llm_loop(rows, prompts, params, n, seeds, finished if streams else None)
         groups = self.loop.run(work)
         episodes = [episode for group in groups for episode in group]
-        known = [future.result() for place in range(len(groups)) for future in pending[place]] if streams else None
+        known = [result_of(future) for place in range(len(groups)) for future in pending[place]] if streams else None
         outcomes = [
             outcome_of(episode, None if known is None else known[place]) for place, episode in enumerate(episodes)
         ]

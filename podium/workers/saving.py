@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
@@ -28,6 +29,9 @@ from podium.checkpoint.export import export_adapter, export_hf
 from podium.engines.train import state
 from podium.engines.train.torch import TorchEngine
 from podium.models.lora import PEFT_PREFIX
+
+PIN_BYTES = 1 << 20
+"""Buffers from this size on are pinned; smaller ones may share a page with others."""
 
 
 class CheckpointWriter:
@@ -64,7 +68,9 @@ class CheckpointWriter:
             if isinstance(tensor, DTensor):
                 buffer = tensor.to("cpu", copy=True)
             else:
-                buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+                buffer = torch.empty(tensor.shape, dtype=tensor.dtype)
+                if tensor.is_cuda:
+                    _pin(buffer)
             self._buffers[name] = buffer
         _local(buffer).copy_(_local(tensor), non_blocking=True)
         return buffer
@@ -91,7 +97,7 @@ class CheckpointWriter:
 
         def work() -> None:
             try:
-                with self._aside(changed):
+                with self._aside(changed, engine.device):
                     copies = self._copy_state(tensors, folder.name)
                     fresh = engine.sharded or engine.adapted
                     copied = {name: t if fresh else self._copy_full(name, t) for name, t in full.items()}
@@ -121,12 +127,12 @@ class CheckpointWriter:
         state.save_state(folder, tensors, engine.sharded, group)
 
     @contextmanager
-    def _aside(self, after: torch.cuda.Event | None) -> Iterator[None]:
+    def _aside(self, after: torch.cuda.Event | None, device: torch.device) -> Iterator[None]:
         """On a GPU: in a stream of its own, from `after` on, and done at the end."""
         if after is None:
             yield
             return
-        self._stream = self._stream or torch.cuda.Stream()
+        self._stream = self._stream or torch.cuda.Stream(device)
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(after)
             yield
@@ -151,6 +157,16 @@ class CheckpointWriter:
             self._group = dist.new_group(backend="gloo")
         assert self._group is not None
         return self._group
+
+
+def _pin(buffer: Tensor) -> None:
+    """Lock a large buffer's pages, so that copies into it run beside the device's work; exactly its size, where torch's
+    own pinned memory may take twice as much."""
+    size = buffer.numel() * buffer.element_size()
+    if size >= PIN_BYTES:
+        cudart: Any = torch.cuda.cudart()
+        torch.cuda.check_error(int(cudart.cudaHostRegister(buffer.data_ptr(), size, 0)))
+        weakref.finalize(buffer, cudart.cudaHostUnregister, buffer.data_ptr())
 
 
 def _local(tensor: Tensor) -> Tensor:

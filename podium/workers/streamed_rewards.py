@@ -16,6 +16,7 @@ from podium.engines.rollout.request import Request
 from podium.protocol import DataProto
 from podium.rewards.manager import Scorer, make_rows
 from podium.rewards.records import Outcome
+from podium.stop_points import result_of, stop_point
 
 
 class StreamedRewards:
@@ -37,12 +38,13 @@ class StreamedRewards:
         waiting = set(range(len(groups)))
         place_of = {id(request): place for place, group in enumerate(groups) for request in group}
         while waiting:
+            stop_point()
             touched = {place_of[id(request)] for request in engine.step() if id(request) in place_of}
             for place in sorted(touched & waiting):
                 if all(request.done for request in groups[place]):
                     waiting.remove(place)
                     pending[place] = self._submit(data, place, groups[place])
-        outcomes = [future.result() for place in range(len(groups)) for future in pending[place]]
+        outcomes = [result_of(future) for place in range(len(groups)) for future in pending[place]]
         return [[request.result() for request in group] for group in groups], outcomes
 
     def _submit(self, data: DataProto, place: int, group: Sequence[Request]) -> list[Future[Outcome]]:

@@ -4,6 +4,8 @@ import importlib.util
 import logging
 import shutil
 import socket
+import threading
+import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,8 @@ from podium.checkpoint.file_systems import Stalled
 from podium.checkpoint.remote import RemoteStore, Uploader, make_uploader, without_login
 from podium.checkpoint.store import CheckpointStore, Retention
 from podium.errors import CheckpointError
+from podium.stop_points import off_stop_point, on_stop_point
+from podium.trainer.saving import open_store
 
 Event = tuple[str, dict[str, Any]]
 
@@ -245,6 +249,215 @@ def test_a_manifest_that_names_files_outside_its_folder_is_refused(
     uploader.close()
     assert not list(tmp_path.rglob("evil"))
     shutil.rmtree(tmp_path / "elsewhere")
+
+
+def make_other(folder: Path, *steps: int) -> CheckpointStore:
+    """Checkpoints of another run: files of the same sizes, other bytes."""
+    store = CheckpointStore(folder / "checkpoints")
+    for step in steps:
+        store.save(step, {"global_steps": step}, fill_otherwise, {"val/score": 0.9})
+    return store
+
+
+def fill_otherwise(folder: Path) -> None:
+    fill(folder)
+    (folder / "hf" / "w.bin").write_bytes(b"o" * 1000)
+
+
+def weights(remote: RemoteStore, step: int) -> bytes:
+    content: bytes = remote.fs.cat_file(f"{remote.root}/global_step_{step}/hf/w.bin")
+    return content[:1]
+
+
+@pytest.mark.parametrize("inside", ["_set_aside", "_remove"])
+def test_a_blip_before_the_first_byte_does_not_leave_an_old_runs_weights(
+    tmp_path: Path, url: str, events: list[Event], monkeypatch: pytest.MonkeyPatch, inside: str
+) -> None:
+    send(url, events, make_other(tmp_path / "old", 5, 10))
+    uploader = start(url, events)
+    real, calls = getattr(uploader.remote, inside), list[int]()
+
+    def blip(*args: Any, **kwargs: Any) -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            raise ConnectionError("blip")
+        real(*args, **kwargs)
+
+    monkeypatch.setattr(uploader.remote, inside, blip)
+    uploader.add(make(tmp_path / "new", 5).steps()[5])
+    uploader.finish()
+    uploader.close()
+    assert uploader.remote.steps() == [5] and weights(uploader.remote, 5) == b"w"
+    path, broken = RemoteStore(url).fetch(CheckpointStore(tmp_path / "elsewhere"))
+    assert path is not None and path.name == "global_step_5" and not broken
+
+
+def test_a_run_that_was_started_anew_does_not_fetch_the_old_one(tmp_path: Path, url: str, events: list[Event]) -> None:
+    send(url, events, make_other(tmp_path / "old", 3, 100))
+    store, uploader = CheckpointStore(tmp_path / "new" / "checkpoints"), start(url, events, Retention(1, "val/score"))
+    assert open_store(store, uploader, "disable").path is None
+    assert open_store(store, uploader, "auto").path is None, "workers lost before the first save"
+    assert uploader.remote.steps() == [3, 100], "and until there is something better the old ones stay"
+    uploader.close()
+    make(tmp_path / "new", 5)
+    uploader = start(url, events, Retention(1, "val/score"))
+    found = open_store(store, uploader, "auto").path
+    assert found is not None and found.name == "global_step_5", "killed before the first upload"
+    uploader.finish()
+    uploader.close()
+    remote = RemoteStore(url)
+    assert remote.steps() == [5] and weights(remote, 5) == b"w", "an abandoned run's step is not the best of this one"
+    assert remote.fs.exists(f"{remote.root}/previous/1/global_step_3/hf/w.bin")
+    elsewhere = CheckpointStore(tmp_path / "elsewhere")
+    uploader = start(url, events)
+    assert open_store(elsewhere, uploader, "auto").path == elsewhere.folder / "global_step_5"
+    uploader.close()
+
+
+def test_a_run_that_goes_back_to_a_step_leaves_the_later_ones(tmp_path: Path, url: str, events: list[Event]) -> None:
+    store = make(tmp_path, 1, 2, 3)
+    send(url, events, store)
+    uploader = start(url, events)
+    open_store(store, uploader, str(store.steps()[1]))
+    store.set_aside(tmp_path / "previous", after=1)
+    found = open_store(store, uploader, "auto").path
+    assert found is not None and found.name == "global_step_1"
+    uploader.add(make(tmp_path, 4).steps()[4])
+    uploader.finish()
+    uploader.close()
+    assert RemoteStore(url).steps() == [1, 4], "2 and 3 are of the way that was left"
+
+
+def test_a_run_from_another_runs_checkpoint_shares_no_step_with_what_is_there(
+    tmp_path: Path, url: str, events: list[Event]
+) -> None:
+    send(url, events, make_other(tmp_path / "old", 2, 9))
+    store, uploader = CheckpointStore(tmp_path / "new" / "checkpoints"), start(url, events)
+    foreign = make(tmp_path / "foreign", 4).steps()[4]
+    assert open_store(store, uploader, str(foreign)).path == foreign
+    assert open_store(store, uploader, "auto").path is None
+    uploader.close()
+
+
+@pytest.mark.parametrize("mode", ["disable", "a path", "auto"])
+def test_a_place_that_cannot_be_written_to_is_said_at_the_start(
+    tmp_path: Path, weak: str, events: list[Event], mode: str
+) -> None:
+    uploader, path = start(weak, events), make(tmp_path, 1).steps()[1]
+    Weak.writes_left = 0
+    with pytest.raises(
+        CheckpointError, match=r"default_hdfs_dir=weak://.*nobody answers.*set trainer.default_hdfs_dir"
+    ):
+        open_store(CheckpointStore(tmp_path / "new"), uploader, str(path) if mode == "a path" else mode)
+    uploader.close()
+
+
+def test_a_restart_of_a_run_started_anew_needs_no_answer(tmp_path: Path, weak: str, events: list[Event]) -> None:
+    store, uploader = CheckpointStore(tmp_path / "new"), start(weak, events)
+    open_store(store, uploader, "disable")
+    Weak.writes_left = -1
+    assert open_store(store, uploader, "auto").path is None and events[-1][0] == "remote_failed"
+    uploader.close()
+
+
+def test_a_score_that_is_no_number_is_not_the_best(tmp_path: Path, url: str) -> None:
+    store, remote = make(tmp_path, 1, 2, 3, 4, metrics={1: float("nan"), 2: 0.9, 3: 0.1, 4: 0.2}), RemoteStore(url)
+    for path in store.steps().values():
+        remote.upload(path)
+    remote.fs.pipe_file(f"{remote.root}/global_step_3/manifest.json", b"{")
+    remote.retain(Retention(1, "val/score"))
+    assert remote.steps() == [2, 4]
+
+
+def test_closing_says_what_it_waits_for_and_skips_what_a_newer_one_replaces(
+    tmp_path: Path, url: str, events: list[Event], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, uploader = make(tmp_path, 1, 2, 3), start(url, events)
+    upload, go_on = RemoteStore.upload, threading.Event()
+
+    def slow(self: RemoteStore, checkpoint: Path, again: bool = False) -> None:
+        assert go_on.wait(20)
+        upload(self, checkpoint, again)
+
+    monkeypatch.setattr(RemoteStore, "upload", slow)
+    monkeypatch.setattr("podium.checkpoint.remote._SAY_AFTER_S", 0.0)
+    for _, path in sorted(store.steps().items()):
+        uploader.add(path)
+    while not uploader.waiting():
+        time.sleep(0.01)
+    threading.Timer(0.7, go_on.set).start()  # several looks later
+    with caplog.at_level(logging.WARNING):
+        uploader.close()
+    said = [record.getMessage() for record in caplog.records if "waiting until" in record.getMessage()]
+    assert len(said) == 1 and "global_step_3" in said[0] and uploader.remote.url in said[0]
+    assert 3 in RemoteStore(url).steps() and 2 not in RemoteStore(url).steps()
+    assert ("upload_skipped", "global_step_2") in [(kind, Path(more["path"]).name) for kind, more in events]
+
+
+def test_closing_tries_an_outdated_upload_no_further(tmp_path: Path, weak: str, events: list[Event]) -> None:
+    store = make(tmp_path, 1, 2)
+    uploader = Uploader(RemoteStore(weak), lambda kind, **more: events.append((kind, more)), pause_s=0.5)
+    uploader._closing = True  # as close() does, before the thread comes to the first one's failure
+    tried: list[str] = []
+    upload = uploader.remote.upload
+
+    def fail(checkpoint: Path, again: bool = False) -> None:
+        tried.append(checkpoint.name)
+        if checkpoint.name == "global_step_1":
+            uploader.add(store.steps()[2])
+            raise ConnectionError("blip")
+        upload(checkpoint, again)
+
+    uploader.remote.upload = fail  # type: ignore[method-assign]
+    uploader.add(store.steps()[1])
+    uploader.close()
+    assert tried == ["global_step_1", "global_step_2"] and RemoteStore(weak).steps() == [2]
+
+
+class Told(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("mode", ["auto", "disable"])
+def test_a_run_that_is_told_to_stop_does_not_sit_out_the_pauses_at_the_start(
+    tmp_path: Path, weak: str, mode: str
+) -> None:
+    uploader, begun = Uploader(RemoteStore(weak), lambda *_, **__: None, pause_s=10.0), time.monotonic()
+    Weak.writes_left = 0
+
+    def ask() -> None:
+        if time.monotonic() - begun > 0.5:
+            raise Told
+
+    on_stop_point(ask)
+    try:
+        with pytest.raises(Told):
+            open_store(CheckpointStore(tmp_path / "new"), uploader, mode)
+    finally:
+        off_stop_point(ask)
+    assert time.monotonic() - begun < 5.0
+    uploader.close()
+
+
+def test_the_wait_for_uploads_can_be_left(
+    tmp_path: Path, url: str, events: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uploader, go_on = start(url, events), threading.Event()
+    monkeypatch.setattr(RemoteStore, "upload", lambda *_, **__: go_on.wait(20))
+
+    def ask() -> None:
+        raise Told
+
+    uploader.add(make(tmp_path, 1).steps()[1])
+    on_stop_point(ask)
+    try:
+        for wait in (uploader.finish, uploader.close):
+            with pytest.raises(Told):
+                wait()
+    finally:
+        off_stop_point(ask)
+        go_on.set()
+    uploader.close()
 
 
 def test_a_server_that_says_nothing_is_left_after_a_while(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -14,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_driver import PPO, TINY, Fault, train, without_clocks
+from fault_driver import PPO, TINY, Fault, finish, start, train, without_clocks
 
 from podium.checkpoint.store import CheckpointStore
 from podium.config.schema import TrainerConfig
 from podium.stop_points import result_of, stop_point
 from podium.tracking import read_events, read_metrics
-from podium.trainer.stopping import EXPIRATION_VARIABLES, RunStopped, StopSignals
+from podium.trainer.stopping import EXPIRATION_VARIABLES, NOTHING_TO_SAVE_S, RunStopped, StopSignals
 
 Golden = Callable[..., list[dict[str, Any]]]
 
@@ -220,3 +221,53 @@ def test_a_thread_that_a_library_leaves_behind_does_not_keep_a_stopped_run(tmp_p
     )
     command = [sys.executable, str(script), *TINY, f"trainer.default_local_dir={tmp_path / 'run'}"]
     assert subprocess.run(command, capture_output=True, timeout=120).returncode == 143
+
+
+def test_a_stop_with_lost_workers_starts_no_new_ones(tmp_path: Path) -> None:
+    """The signal went to the whole group of processes: the workers are gone with it."""
+    script = tmp_path / "lost.py"
+    script.write_text(
+        "import os, signal, sys\n"
+        "from podium.errors import WorkerDied\n"
+        "from podium.trainer import ray_trainer\n"
+        "from podium.cli.main import main\n"
+        "def fit(self):\n"
+        "    with self.stopping.guard(self._save_and_leave), self.stopping.protected():\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "        raise WorkerDied('actor', 1, 'update_actor', 'its process is gone')\n"
+        "ray_trainer.RayPPOTrainer.fit = fit\n"
+        "sys.exit(main(['train', *sys.argv[1:]]))\n"
+    )
+    command = [sys.executable, str(script), *TINY, f"trainer.default_local_dir={tmp_path / 'run'}"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 143, ended.stderr
+    assert "starting new workers" not in ended.stdout + ended.stderr
+    assert [event["kind"] for event in read_events(tmp_path / "run")][-1] == "stopped"
+
+
+def test_between_two_attempts_there_is_nothing_to_save_again() -> None:
+    stopping = StopSignals(TrainerConfig())
+    with stopping:
+        with contextlib.suppress(RuntimeError), stopping.guard(lambda stop: None):
+            raise RuntimeError("lost")
+        stopping.request(signal.SIGTERM, "test")
+        assert stopping._timer is not None and stopping._timer.interval == NOTHING_TO_SAVE_S
+
+
+@pytest.mark.parametrize("phase", ["gen", "reward"])
+def test_a_stop_is_noticed_while_rewards_of_ones_own_are_streamed(tmp_path: Path, phase: str) -> None:
+    """Scored beside generation: a reward that takes a minute must not hold a stop for a minute."""
+    (tmp_path / "reward.py").write_text(
+        "import time\ndef score(*args, **kwargs):\n    time.sleep(60)\n    return 1.0\n"
+    )
+    words = [f"reward.custom_reward_function={tmp_path / 'reward.py'}:score", "reward.timeout_s=100"]
+    start_s = time.monotonic()
+    child = start(tmp_path / "run", *words, "trainer.total_training_steps=2")
+    while not (tmp_path / "run" / "events.jsonl").exists():
+        assert time.monotonic() - start_s < 60
+        time.sleep(0.1)
+    time.sleep(0.1 if phase == "gen" else 3.0)
+    os.kill(child.pid, signal.SIGTERM)
+    told_s = time.monotonic()
+    assert finish(child) == 143
+    assert time.monotonic() - told_s < 40, "it waited for the rewards"

@@ -111,6 +111,11 @@ def test_the_policy_replaces_lost_workers_a_few_times_without_progress() -> None
     assert policy.decide(WorkerError("actor", 0, "update_actor", "ValueError: mine"), progress=6) is Decision.RAISE
     own_fault = WorkerError("actor", 0, "update_actor", "TypeError: unsupported operand: PeerGroup and NCCLConfig")
     assert policy.decide(own_fault, progress=6) is Decision.RAISE, "its own code is wrong, whatever it is called"
+    for cause in (
+        "ConnectionError: [Errno 111] Connection refused",
+        "RuntimeError: CUDA error: peer access is not supported",
+    ):
+        assert policy.decide(WorkerError("actor", 0, "update_actor", cause), progress=6) is Decision.RAISE, cause
     assert Raise().decide(died, progress=9) is Decision.RAISE
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,10 @@ from podium.config import load_config
 from podium.config.schema_sft import ResponseDataConfig, SFTConfig, check_supervised, load_sft_config
 from podium.data.responses import ExampleRows
 from podium.data.tasks import get_task
-from podium.errors import ConfigError, DataError
-from podium.models.load import load_tokenizer
+from podium.errors import CheckpointError, ConfigError, DataError
+from podium.models.load import load_tokenizer, resolve_path
 from podium.tracking import read_metrics
+from podium.trainer import supervised
 from podium.trainer.main_ppo import run_ppo
 from podium.trainer.supervised import SFT, run_supervised
 
@@ -143,3 +146,35 @@ def test_the_command_writes_a_recipe_of_itself(tmp_path: Path) -> None:
     assert main(["sft", *words]) == 0
     again = load_sft_config(tmp_path / "run" / "config.yaml")
     assert again == load_sft_config(None, words)
+
+
+def test_a_stop_while_a_checkpoint_is_being_loaded_leaves_it_as_it_is(
+    config: Callable[..., SFTConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = config()
+    assert run_supervised(run, SFT) == 0
+    file = Path(run.trainer.default_local_dir) / "checkpoints" / "global_step_4" / "hf" / "model.safetensors"
+    before = load_file(file)
+
+    def told_to_stop(*args: Any) -> Any:
+        found = open_store(*args)
+        signal.raise_signal(signal.SIGTERM)
+        return found
+
+    open_store = supervised.open_store
+    monkeypatch.setattr(supervised, "open_store", told_to_stop)
+    assert run_supervised(config("trainer.total_training_steps=8"), SFT) == 143
+    after = load_file(file)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_checkpoint_of_a_deeper_model_is_refused(config: Callable[..., SFTConfig], tmp_path: Path) -> None:
+    assert run_supervised(config(), SFT) == 0
+    shallow = tmp_path / "shallow"
+    shutil.copytree(resolve_path("builtin:tiny"), shallow)
+    settings = json.loads((shallow / "config.json").read_text())
+    settings["num_hidden_layers"] -= 1
+    settings.pop("layer_types", None)
+    (shallow / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(CheckpointError, match="does not fit this model"):
+        run_supervised(config("trainer.total_training_steps=8", f"model.path={shallow}"), SFT)

@@ -36,6 +36,7 @@ from podium.engines.rollout.remote import digest
 from podium.engines.rollout.stopping import MAY_COMPLETE, StopRules
 from podium.engines.rollout.weights import sample_values
 from podium.errors import ConfigError, RolloutError
+from podium.stop_points import stop_point
 
 MAX_CONNECTIONS = 256
 HEALTH_LIMIT_S = 10.0
@@ -90,6 +91,7 @@ class HttpHost:
                     raise RolloutError(
                         f"no server answers at rollout.url={self.url} ({error}); start it first"
                     ) from error
+                stop_point()
                 time.sleep(min(LOOK_S, limit_s))
 
     # ---- orders

@@ -26,6 +26,7 @@ from typing import Any
 import podium
 from podium.engines.rollout.host.records import HostSettings
 from podium.errors import RolloutError
+from podium.stop_points import stop_point
 
 LOOK_S = 0.5
 CLOSE_S = 1.0
@@ -73,10 +74,10 @@ class HostProcess:
         try:
             self._connection.send(_placed(settings, self.folder))
             self.facts: dict[str, Any] = self._await(0, "start", start_limit_s, is_starting=True)
-        except (HostDied, RolloutError, OSError) as error:
+        except BaseException as error:
             tail = self.log_tail()
             self.close()
-            if isinstance(error, RolloutError):
+            if not isinstance(error, HostDied | OSError):
                 raise
             raise RolloutError(f"the {self.name} engine did not start: {error}{tail}") from error
 
@@ -115,6 +116,7 @@ class HostProcess:
                 if is_starting:
                     self._heard = time.monotonic()  # it beats once it has started
                 self.check()
+                stop_point()
                 if time.monotonic() >= deadline:
                     raise HostDied(f"it did not finish {method}() within {limit_s:g} s")
                 self.news.wait(min(LOOK_S, max(0.0, deadline - time.monotonic())))

@@ -60,12 +60,13 @@ def saved_names(folder: Path) -> set[str]:
 
 
 def require_model_tensors(folder: Path, wanted: set[str], saved: set[str]) -> None:
-    """Raise unless the model's tensors among the `wanted` are among the `saved`."""
-    if missing := sorted(name for name in wanted - saved if name.startswith(MODEL)):
-        raise CheckpointError(
-            f"The checkpoint {folder} lacks {len(missing)} tensors of this model, the first is {missing[0]!r}. "
-            "It was written for another model, or with other LoRA settings."
-        )
+    """Raise unless the model's tensors among the `wanted` and the `saved` are the same."""
+    for names, verb in ((wanted - saved, "lacks"), (saved - wanted, "has besides")):
+        if differing := sorted(name for name in names if name.startswith(MODEL)):
+            raise CheckpointError(
+                f"The checkpoint {folder} does not fit this model: it {verb} {len(differing)} tensors, the first is "
+                f"{differing[0]!r}. It was written for another model, or with other LoRA settings."
+            )
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, named: dict[str, Tensor]) -> dict[str, Tensor]:
