@@ -59,7 +59,7 @@ def _settings_problems(error: ConfigError) -> Findings:
 def _check_parts(config: Config, gpu_memory_gb: float | None) -> Findings:
     from podium.checks.cluster import check_folder, check_ports, check_room, check_versions
     from podium.checks.data import check_data
-    from podium.checks.environment import check_agents
+    from podium.checks.environment import check_agents, check_engine
     from podium.checks.memory import check_memory, read_shape
     from podium.checks.model import read_model
     from podium.checks.reward import check_reward
@@ -67,6 +67,7 @@ def _check_parts(config: Config, gpu_memory_gb: float | None) -> Findings:
     from podium.models.load import load_processor
 
     yield from check_versions()
+    yield from check_engine(config)
     shape, tokenizer, found = read_model(config)
     yield from found
     if tokenizer is not None:

@@ -8,6 +8,7 @@ from urllib.error import URLError
 
 from podium.checks.findings import Finding, Findings, ok, problem
 from podium.config.schema import Config
+from podium.errors import PodiumError
 
 HEALTH_TIMEOUT_S = 3.0
 
@@ -20,6 +21,22 @@ def check_class(spec: str, kwargs: dict[str, Any] | None = None, tokenizer: Any 
     for found in check_environment(spec, kwargs, tokenizer=tokenizer):
         fix = "repair the class; podium/agents/environment.py has an example" if found.level == "error" else ""
         yield Finding("environment", levels[found.level], found.message, fix)  # type: ignore[arg-type]
+
+
+def check_engine(config: Config) -> Findings:
+    """vLLM and SGLang have a Python of their own; is it there, in a version that works?"""
+    from podium.engines.rollout.external import PACKAGES, check_package
+
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.name not in PACKAGES or rollout.url:
+        return
+    try:
+        check_package(rollout.name, rollout.python)
+    except PodiumError as error:
+        said, _, fix = str(error).rpartition("; ")
+        yield problem("engine", said or fix, fix)
+    else:
+        yield ok("engine", f"{rollout.name} is installed in {rollout.python or 'this environment'}")
 
 
 def check_agents(config: Config, tokenizer: Any) -> Findings:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import os
 import sys
 import textwrap
 import traceback
@@ -71,6 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("podium: interrupted\n")
         return 130
+    except BrokenPipeError:  # `podium runs | head`: the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
     except PodiumError as error:
         _report(error, str(error), debug)
         return 2 if isinstance(error, ConfigError) else 1

@@ -74,8 +74,7 @@ def _about_search(config: Config) -> Notes:
 def _about_run(config: Config, total_steps: int | None) -> Notes:
     trainer = config.trainer
     if not config.data.val_files:
-        asked = ["val_before_train"] if trainer.val_before_train else []
-        asked += [f"test_freq={trainer.test_freq}"] if trainer.test_freq > 0 else []
+        asked = [f"test_freq={trainer.test_freq}"] if trainer.test_freq > 0 else []
         asked += [f"best_metric={trainer.best_metric}"] if trainer.best_metric else []
         if asked:
             yield f"trainer.{', trainer.'.join(asked)}: no effect, there are no validation rows; set data.val_files"

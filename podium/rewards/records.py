@@ -6,8 +6,10 @@ Nothing heavy is imported here: reward processes start in a fraction of a second
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 
@@ -45,8 +47,14 @@ def skipped(reason: str) -> Outcome:
 
 
 def failed(function: str, error: BaseException | str, status: Literal["error", "timeout"] = "error") -> Outcome:
-    text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+    text = error if isinstance(error, str) else f"{type(error).__name__}: {error}{_where(error)}"
     return Outcome(status, reason=f"{function}: {text}")
+
+
+def _where(error: BaseException) -> str:
+    """The innermost line of somebody else's code that the error came through: a reward's author wants that one."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).parent != Path(__file__).parent]
+    return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
 
 
 def checked(returned: Any) -> dict[str, Any]:

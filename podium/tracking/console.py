@@ -224,6 +224,8 @@ class Console:
         return rows
 
     def _next_commands(self) -> list[str]:
+        if any(word.startswith("memory://") for word in self.config.data.train_files):
+            return []  # the rows are a Python program's; the command line could not go on
         recipe = Path(self.config.trainer.default_local_dir) / "config.yaml"
         longer = max(self.view.total_steps * 2, 1)
         return [f"{_command()} train {recipe} trainer.total_training_steps={longer}"]

@@ -15,14 +15,14 @@ SUPERVISED = ("loss", "accuracy", "tokens/s")
 """The headlines of a run that learns from finished responses."""
 _SOURCES = {
     "reward": ("critic/score/mean", "critic/rewards/mean"),
-    "KL": ("actor/reward_kl_penalty", "actor/kl_loss", "actor/ppo_kl"),
+    "KL": ("actor/reward_kl_penalty", "actor/kl_loss"),
     "entropy": ("actor/entropy",),
     "length": ("response_length/mean",),
     "loss": ("sft/loss", "rm/loss"),
     "accuracy": ("rm/accuracy",),
 }
-"""For each headline the metrics that can supply it; the first one present does. KL: to the reference, else to the old
-policy."""
+"""For each headline the metrics that can supply it; the first one present does. KL: to the reference, where a run has
+one; that to the old policy is 0 by construction with one update per batch, and would look like a model that stands."""
 _CORE = re.compile(r"val-core/(?P<source>.+)/(?P<variable>[^/]+)/mean@\d+")
 _BARS = "▁▂▃▄▅▆▇█"
 

@@ -464,7 +464,7 @@ class RayPPOTrainer(SeedNames):
             if self.saver.saved_step != point.step:
                 self._save_resume_point()
             self.saver.wait()
-        self.recorder.stopped(point.step if point else 0, stop.reason)
+        self.recorder.stopped(point.step if point else self.global_steps, stop.reason)
 
     def _load_checkpoint(self) -> None:
         """Go on from what `trainer.resume_mode` says."""

@@ -197,3 +197,24 @@ def test_a_checkpoint_is_found_from_the_run_folder_or_its_own(tmp_path: Path) ->
     assert find_checkpoint(tmp_path, step=1) == store.steps()[1] == find_checkpoint(store.steps()[1])
     with pytest.raises(CheckpointError, match=r"no checkpoint of step 9; it has 1, 2"):
         find_checkpoint(tmp_path, step=9)
+
+
+def test_a_metric_that_is_no_number_is_not_the_best(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, Retention(1, "val"))
+    for step, value in enumerate((float("nan"), 0.9, float("inf"), 0.1), start=1):
+        store.save(step, {"global_steps": step}, fill, metrics={"val": value})
+    assert store.best_step() == 2
+    store.retain()
+    assert sorted(store.steps()) == [2, 4]
+
+
+def test_a_way_that_was_left_is_remembered_until_it_is_set_aside(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "checkpoints")
+    assert store.left_way() is None
+    store.leave_way(after=4)
+    store.clean()
+    assert CheckpointStore(store.folder).left_way() == 4 and store.steps() == {}
+    (store.folder / ".left_way").write_text("")
+    assert store.left_way() == -1, "a note that cannot be read fetches nothing"
+    store.forget_left_way()
+    assert store.left_way() is None

@@ -247,3 +247,8 @@ def test_a_retriever_that_does_not_answer(capsys: pytest.CaptureFixture[str]) ->
     code, said = check(capsys, "do_search=true", "retriever.url=http://127.0.0.1:9/retrieve")
     assert code == 2
     assert "does not answer" in said and "podium retrieve" in said
+
+
+def test_a_rollout_engine_that_is_not_installed(capsys: pytest.CaptureFixture[str]) -> None:
+    code, text = check(capsys, "actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.python=/no/python")
+    assert code == 2 and "rollout.python=/no/python does not exist" in text and "make env-vllm" in text

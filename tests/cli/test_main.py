@@ -168,3 +168,12 @@ def test_rows_are_counted_without_loading_the_data(tmp_path: Path) -> None:
     assert count(tmp_path / "a.parquet", tmp_path / "b.jsonl", "'task:addition?rows=10'") == 19
     assert count(tmp_path / "broken.parquet") is None
     assert count(tmp_path) is None
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    """`podium runs | head -2`"""
+    code = "import sys; from podium.cli import main, runs\n"
+    code += "def run(arguments):\n    print('line'); raise BrokenPipeError\n"
+    code += "runs.run = run; sys.exit(main.main(['runs']))"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (0, "")

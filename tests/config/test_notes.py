@@ -64,7 +64,7 @@ def test_validation_that_was_asked_for_without_rows(tmp_path_factory: pytest.Tem
     rows = tmp_path_factory.mktemp("rows") / "rows.jsonl"
     rows.touch()
     (line,) = notes(f"data.train_files={rows}", "trainer.test_freq=5")
-    assert "trainer.val_before_train, trainer.test_freq=5: no effect" in line and "data.val_files" in line
+    assert "trainer.test_freq=5: no effect" in line and "data.val_files" in line
     assert notes(f"data.train_files={rows}", "trainer.val_before_train=false") == []
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from podium.config.schema import RewardConfig
 from podium.errors import ConfigError
+from podium.rewards.records import failed
 from podium.rewards.registry import check_sources, load_functions, make_spec
 
 
@@ -69,3 +70,17 @@ def test_unknown_functions_and_sources_are_named_before_training(functions):
         check_sources(RewardConfig(), {"mine"})
     check_sources(RewardConfig(functions={f"{functions}:one": 1.0}), {"mine"})
     check_sources(RewardConfig(), {"openai/gsm8k", "HuggingFaceH4/MATH-500", "nq", "addition", "code"})
+
+
+def test_a_failure_names_the_line_of_the_users_code() -> None:
+    def mine() -> float:
+        return 1 / 0
+
+    try:
+        mine()
+    except ZeroDivisionError as error:
+        reason = failed("mine", error).reason
+    assert reason.startswith("mine: ZeroDivisionError: division by zero (test_calling.py:") and reason.endswith(
+        " in mine)"
+    )
+    assert failed("mine", ValueError("raised nowhere")).reason == "mine: ValueError: raised nowhere"
