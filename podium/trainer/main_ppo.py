@@ -55,6 +55,9 @@ def run_once(
     trainer = build_trainer(config)
     trainer.stopping, trainer.is_restart = stopping, before is not None
     try:
+        if config.trainer.runtime == "ray":  # it takes a while; the console shows nothing else until then
+            count = config.trainer.nnodes * config.trainer.n_gpus_per_node
+            trainer.recorder.console.message(f"starting Ray workers: {count}")
         trainer.init_workers()
         trainer.fit()
     except PodiumError as failure:
