@@ -322,10 +322,11 @@ def test_a_run_that_goes_back_to_a_step_leaves_the_later_ones(tmp_path: Path, ur
     store.set_aside(tmp_path / "previous", after=1)
     found = open_store(store, uploader, "auto").path
     assert found is not None and found.name == "global_step_1"
-    uploader.add(make(tmp_path, 4).steps()[4])
-    uploader.finish()
+    for step in (4, 5):
+        uploader.add(make(tmp_path, step).steps()[step])
+        uploader.finish()
     uploader.close()
-    assert RemoteStore(url).steps() == [1, 4], "2 and 3 are of the way that was left"
+    assert RemoteStore(url).steps() == [1, 4, 5], "2 and 3 are of the way that was left"
 
 
 def test_a_run_from_another_runs_checkpoint_shares_no_step_with_what_is_there(

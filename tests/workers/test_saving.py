@@ -21,7 +21,7 @@ SHAPE = Qwen2Config(
     intermediate_size=128,
     num_attention_heads=4,
     num_key_value_heads=2,
-    vocab_size=256,
+    vocab_size=8192,  # a tensor large enough to be pinned on a GPU
 )
 
 
