@@ -51,6 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     recipe, overrides = split_words(arguments.words)
     with tempfile.TemporaryDirectory() as folder:
         quiet = ["trainer.save_freq=0", "trainer.val_before_train=false", "trainer.logger=[]"]
+        quiet.append("trainer.default_hdfs_dir=''")
         places = [
             f"trainer.default_local_dir={folder}",
             "trainer.rollout_data_dir=''",

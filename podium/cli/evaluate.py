@@ -32,6 +32,7 @@ NO_TRAINING = (
     *("actor_rollout_ref.actor.use_kl_loss=false", "actor_rollout_ref.rollout.n=2", "data.train_batch_size=1"),
     *("actor_rollout_ref.actor.ppo_mini_batch_size=1", "trainer.critic_warmup=0", "trainer.total_training_steps=1"),
     *("critic.ppo_mini_batch_size=1", "data.train_data_num=null", "algorithm.filter_groups.enable=false"),
+    "trainer.default_hdfs_dir=''",  # nothing is saved, and the run's place need not be reachable from here
 )
 
 

@@ -423,7 +423,7 @@ class Told(BaseException):
 def test_a_run_that_is_told_to_stop_does_not_sit_out_the_pauses_at_the_start(
     tmp_path: Path, weak: str, mode: str
 ) -> None:
-    uploader, begun = Uploader(RemoteStore(weak), lambda *_, **__: None, pause_s=10.0), time.monotonic()
+    uploader, begun = Uploader(RemoteStore(weak), lambda *_, **__: None, pause_s=6.0, tries=2), time.monotonic()
     Weak.writes_left = 0
 
     def ask() -> None:
