@@ -227,8 +227,8 @@ def test_an_engine_that_is_killed_is_replaced_with_weights_and_requests(
 
 
 def test_an_argument_it_does_not_have_is_named(start_engine: Callable[..., HostedEngine]) -> None:
-    with pytest.raises(RolloutError, match=r"engine_kwargs.max_modle_len is not an argument .* did you mean"):
-        start_engine(engine_kwargs={"max_modle_len": 64})
+    with pytest.raises(RolloutError, match=r"engine_kwargs.quantizaton is not an argument .* did you mean"):
+        start_engine(engine_kwargs={"quantizaton": "fp8"})
 
 
 def test_two_workers_share_one_model(
