@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 FAMILIES = {
-    "actor": ("entropy", "grad_norm", "lr", "pg_clipfrac", "pg_loss", "ppo_kl"),
+    "actor": ("entropy", "grad_norm", "kl_loss", "lr", "pg_clipfrac", "pg_loss", "ppo_kl"),
     "critic": ("score/mean", "score/max", "score/min", "advantages/mean", "rewards/mean", "zero_std_groups"),
     "global_seqlen": ("max", "mean", "min", "minmax_diff"),
     "perf": ("cpu_memory_used_gb", "max_memory_allocated_gb", "throughput", "time_per_step", "total_num_tokens"),
@@ -33,6 +33,7 @@ def metrics_line(step: int, total: int, seed: int = 0) -> dict[str, Any]:
     values |= {
         "critic/score/mean": 0.1 + 0.8 * rise + 0.04 * noise.gauss(0, 1),
         "actor/entropy": 0.8 * (1 - 0.8 * rise) + 0.02 * noise.random(),
+        "actor/kl_loss": 0.01 + 0.05 * rise * noise.random(),
         "actor/ppo_kl": 0.002 + 0.02 * rise * noise.random(),
         "actor/lr": 1e-4,
         "actor/grad_norm": 0.5 + abs(noise.gauss(0, 0.4)),
