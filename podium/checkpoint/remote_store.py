@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fsspec.asyn import AsyncFileSystem
 
@@ -164,26 +163,23 @@ class RemoteStore:
     def _retain(self, retention: Retention) -> list[int]:
         complete = self._steps()
         torn = [step for step in self._folders() if step not in complete and step < max(complete, default=0)]
-        kept = set(complete[-max(retention.max_to_keep, 1) :] if retention.max_to_keep is not None else complete)
+        kept: set[int | None] = set(
+            complete[-max(retention.max_to_keep, 1) :] if retention.max_to_keep is not None else complete
+        )
         if len(kept) < len(complete) and retention.best_metric:
-            kept |= self._best(complete, retention)
+            kept.add(self._best(complete, retention))
         removed = [*torn, *(step for step in complete if step not in kept)]
         for step in removed:
             self._remove(step)
         return removed
 
-    def _best(self, steps: list[int], retention: Retention) -> set[int]:
-        sign = 1.0 if retention.best_is_max else -1.0
-        scored = []
+    def _best(self, steps: list[int], retention: Retention) -> int | None:
+        metrics: dict[int, Mapping[str, Any]] = {}
         for step in steps:
-            try:
+            with contextlib.suppress(ValueError, AttributeError):  # not a manifest: damaged there
                 facts = json.loads(self.fs.cat_file(f"{self._place(step)}/{manifest.NAME}"))
-                value = facts.get("metrics", {}).get(retention.best_metric)
-            except (ValueError, AttributeError):  # not a manifest: damaged there
-                continue
-            if isinstance(value, int | float) and math.isfinite(value):
-                scored.append((sign * value, step))
-        return {max(scored)[1]} if scored else set()
+                metrics[step] = facts.get("metrics", {})
+        return retention.best(metrics)
 
     def _remove(self, step: int) -> None:
         place = self._place(step)

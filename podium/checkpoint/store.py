@@ -8,13 +8,14 @@ after a newer one is published. When to save, and in which thread, is the traine
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,13 @@ class Retention:
     best_metric: str | None = None
     """Also the one with the best value of this validation metric."""
     best_is_max: bool = True
+
+    def best(self, metrics: Mapping[int, Mapping[str, Any]]) -> int | None:
+        """Of the steps with these metrics the one with the best value; of equal ones the later."""
+        sign = 1.0 if self.best_is_max else -1.0
+        values = {step: numbers.get(self.best_metric) for step, numbers in metrics.items() if self.best_metric}
+        scored = [(sign * v, step) for step, v in values.items() if isinstance(v, int | float) and math.isfinite(v)]
+        return max(scored)[1] if scored else None
 
 
 class CheckpointStore:
@@ -176,17 +184,12 @@ class CheckpointStore:
         return {int(m.group(1)): path for path in self.folder.iterdir() if (m := _NAME.match(path.name))}
 
     def best_step(self) -> int | None:
-        """The step with the best value of the retention's metric; of equal ones the later."""
-        name, sign = self.retention.best_metric, 1.0 if self.retention.best_is_max else -1.0
-        scored: list[tuple[float, int]] = []
-        for step, path in self.steps().items() if name else ():
-            try:
-                value = read_manifest(path).get("metrics", {}).get(name)
-            except CheckpointError:
-                continue
-            if isinstance(value, int | float) and math.isfinite(value):
-                scored.append((sign * value, step))
-        return max(scored)[1] if scored else None
+        """The best of the steps here, by the retention's metric."""
+        metrics: dict[int, Mapping[str, Any]] = {}
+        for step, path in self.steps().items() if self.retention.best_metric else ():
+            with contextlib.suppress(CheckpointError):
+                metrics[step] = read_manifest(path).get("metrics", {})
+        return self.retention.best(metrics)
 
     def newest(self, *, deep: bool = True) -> Found:
         """The newest complete checkpoint, and what is wrong with newer ones."""

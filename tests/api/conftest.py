@@ -25,6 +25,16 @@ def policy() -> Any:
     return AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
 
 
+@pytest.fixture
+def other_reference(policy: Any) -> Any:
+    """A model from which the policy differs."""
+    other = AutoModelForCausalLM.from_pretrained(policy.name_or_path, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(0.5)
+    return other
+
+
 def classifier(seed: int = 0) -> Any:
     torch.manual_seed(seed)
     return AutoModelForSequenceClassification.from_pretrained(TINY, num_labels=1, dtype=torch.float32)

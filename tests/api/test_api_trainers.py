@@ -84,14 +84,10 @@ def test_ppo_trains_policy_and_value_model_against_a_classifier(
 
 
 def test_another_reference_model_is_the_one_the_kl_is_measured_against(
-    policy: Any, tokenizer: Any, quick: dict[str, Any], sums: list[dict[str, Any]]
+    policy: Any, other_reference: Any, tokenizer: Any, quick: dict[str, Any], sums: list[dict[str, Any]]
 ) -> None:
-    other = AutoModelForCausalLM.from_pretrained(policy.name_or_path, dtype=torch.float32)
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.mul_(0.5)
     args = podium.PPOConfig(response_length=5, num_ppo_epochs=1, **quick | {"max_steps": 1})
-    with podium.PPOTrainer(args, tokenizer, policy, other, right, sums) as trainer:
+    with podium.PPOTrainer(args, tokenizer, policy, other_reference, right, sums) as trainer:
         trainer.train()
         assert trainer.state.log_history[0]["objective/kl"] > 0.5
 

@@ -30,6 +30,23 @@ FINISHED = ("adv", "update_critic", "update_actor", "update_weights", "record")
 AFTER = ("testing", "stage", "seal", "retain")
 
 
+PATCHED = """
+import os, signal, sys, threading, time
+from podium.cli.main import main
+from podium.stop_points import stop_point
+from podium.trainer import main_ppo, stopping
+{patch}
+sys.exit(main(["train", *sys.argv[1:]]))
+"""
+
+
+def train_after(patch: str, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """`podium train` in a process that was changed by some lines before."""
+    settings = [*TINY, f"trainer.default_local_dir={folder}", *words]
+    command = [sys.executable, "-c", PATCHED.format(patch=patch), *settings]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
 @pytest.mark.slow
 def test_a_signal_in_any_phase_saves_the_last_finished_step(tmp_path: Path, golden: Golden) -> None:
     words = [*PPO, "trainer.total_training_steps=20"]
@@ -55,16 +72,8 @@ def test_a_signal_in_any_phase_saves_the_last_finished_step(tmp_path: Path, gold
 def test_a_run_on_an_instance_that_will_be_taken_away_saves_and_leaves(tmp_path: Path, golden: Golden) -> None:
     words = ["trainer.total_training_steps=8", "trainer.async_save=false"]
     esi = "trainer.esi_redundant_time=1000"
-    script = tmp_path / "esi.py"
-    script.write_text(
-        "import os, sys, time\n"
-        f"os.environ['{EXPIRATION_VARIABLES[1]}'] = str(time.time() + 600)\n"
-        "from podium.cli.main import main\n"
-        "sys.exit(main(['train', *sys.argv[1:]]))\n"
-    )
-    settings = [*TINY, f"trainer.default_local_dir={tmp_path / 'run'}", *words]
-    command = [sys.executable, str(script), *settings, "trainer.save_freq=-1", esi]
-    assert subprocess.run(command, capture_output=True, timeout=120).returncode == 143
+    ending = f"os.environ['{EXPIRATION_VARIABLES[1]}'] = str(time.time() + 600)\n"
+    assert train_after(ending, tmp_path / "run", *words, "trainer.save_freq=-1", esi).returncode == 143
     assert [e["kind"] for e in read_events(tmp_path / "run")] == ["started", "checkpoint_saved", "stopped"]
     assert train(tmp_path / "run", *words) == 0
     assert without_clocks(read_metrics(tmp_path / "run")) == golden(*words)
@@ -190,56 +199,37 @@ def test_leaving_that_hangs_ends_after_the_grace_time_and_says_where_it_was() ->
 
 def test_a_stop_during_set_up_ends_the_process_whatever_is_under_way(tmp_path: Path) -> None:
     """The model is being loaded, and goes on being loaded: nothing is to be saved, so nobody waits for it."""
-    script = tmp_path / "slow.py"
-    script.write_text(
-        "import os, signal, sys, threading\n"
-        "from podium.trainer import main_ppo, stopping\n"
-        "from podium.cli.main import main\n"
+    slow = (
         "def build_trainer(config):\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    threading.Event().wait()\n"
         "main_ppo.build_trainer, stopping.NOTHING_TO_SAVE_S = build_trainer, 0.5\n"
-        "sys.exit(main(['train', *sys.argv[1:]]))\n"
     )
-    command = [sys.executable, str(script), *TINY, f"trainer.default_local_dir={tmp_path / 'run'}"]
-    assert subprocess.run(command, capture_output=True, timeout=120).returncode == 130
+    assert train_after(slow, tmp_path / "run").returncode == 130
 
 
 def test_a_thread_that_a_library_leaves_behind_does_not_keep_a_stopped_run(tmp_path: Path) -> None:
-    script = tmp_path / "left_behind.py"
-    script.write_text(
-        "import os, signal, sys, threading\n"
-        "from podium.trainer import main_ppo, stopping\n"
-        "from podium.stop_points import stop_point\n"
-        "from podium.cli.main import main\n"
+    leaves_a_thread = (
         "def build_trainer(config):\n"
         "    threading.Thread(target=threading.Event().wait).start()\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
         "    stop_point()\n"
         "main_ppo.build_trainer, stopping.LEAVE_S = build_trainer, 0.5\n"
-        "sys.exit(main(['train', *sys.argv[1:]]))\n"
     )
-    command = [sys.executable, str(script), *TINY, f"trainer.default_local_dir={tmp_path / 'run'}"]
-    assert subprocess.run(command, capture_output=True, timeout=120).returncode == 143
+    assert train_after(leaves_a_thread, tmp_path / "run").returncode == 143
 
 
 def test_a_stop_with_lost_workers_starts_no_new_ones(tmp_path: Path) -> None:
     """The signal went to the whole group of processes: the workers are gone with it."""
-    script = tmp_path / "lost.py"
-    script.write_text(
-        "import os, signal, sys\n"
+    loses_workers = (
         "from podium.errors import WorkerDied\n"
-        "from podium.trainer import ray_trainer\n"
-        "from podium.cli.main import main\n"
         "def fit(self):\n"
         "    with self.stopping.guard(self._save_and_leave), self.stopping.protected():\n"
         "        os.kill(os.getpid(), signal.SIGTERM)\n"
         "        raise WorkerDied('actor', 1, 'update_actor', 'its process is gone')\n"
-        "ray_trainer.RayPPOTrainer.fit = fit\n"
-        "sys.exit(main(['train', *sys.argv[1:]]))\n"
+        "main_ppo.RayPPOTrainer.fit = fit\n"
     )
-    command = [sys.executable, str(script), *TINY, f"trainer.default_local_dir={tmp_path / 'run'}"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    ended = train_after(loses_workers, tmp_path / "run")
     assert ended.returncode == 143, ended.stderr
     assert "starting new workers" not in ended.stdout + ended.stderr
     assert [event["kind"] for event in read_events(tmp_path / "run")][-1] == "stopped"
