@@ -34,7 +34,11 @@ def ray_ends_with_the_module() -> Iterator[None]:
 
 @pytest.fixture
 def strike(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[float]]:
-    """Plan a signal to a rank, shortly after the nth entry of a phase; returns when it was sent."""
+    """Plan a signal to a rank within the nth run of a phase; returns when it was sent.
+
+    The rank is stopped as the phase begins and gets the signal a little later, when its call is under way: a delay
+    alone might outlast the phase and strike the next one.
+    """
     trainers: list[Any] = []
     build, timer = main_ppo.build_trainer, ray_trainer.marked_timer
 
@@ -45,9 +49,9 @@ def strike(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[float]]:
     def plan(phase: str, nth: int, rank: int, signum: int) -> list[float]:
         entered, sent = [0], []
 
-        def send() -> None:
+        def send(pid: int) -> None:
             sent.append(time.time())
-            os.kill(trainers[-1].workers.placements[rank].pid, signum)
+            os.kill(pid, signum)
 
         before = ray_trainer.marked_timer
 
@@ -56,7 +60,9 @@ def strike(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[float]]:
             with before(name, timing):
                 entered[0] += name == phase
                 if name == phase and entered[0] == nth:
-                    threading.Timer(0.01, send).start()
+                    pid = trainers[-1].workers.placements[rank].pid
+                    os.kill(pid, signal.SIGSTOP)
+                    threading.Timer(0.3, send, [pid]).start()
                 yield
 
         monkeypatch.setattr(ray_trainer, "marked_timer", striking)
