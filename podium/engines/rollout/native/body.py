@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from podium.engines.rollout.native import lean_ops
 from podium.engines.rollout.native.fused import storages
 from podium.engines.rollout.native.lean import LeanBody, Plan, is_lean
+from podium.engines.rollout.native.packed import can_pack, changes, linear, pack
 from podium.models.attention import PackedAttention
 from podium.models.load import LogitTransform, backbone, logit_transform, output_head
 from podium.models.vision import Images, image_features
@@ -71,17 +71,30 @@ class Model:
     def __init__(self, module: PreTrainedModel, dtype: torch.dtype, ops: Any = lean_ops) -> None:
         self.module, self.dtype = module, dtype
         self.device = next(module.parameters()).device
-        self.body = LeanBody(module, ops) if is_lean(module, dtype) else ModuleBody(module)
+        self._packs = can_pack(module, dtype)
+        self.body = LeanBody(module, ops, self._packs) if is_lean(module, dtype) else ModuleBody(module)
         self.head, self.transform = output_head(module), logit_transform(module)
+        self._packed_head: Tensor | None = None
+        self._packed_at = changes(module) if self._packs else ()
         self.vocab_size = self.head.out_features
         self._casts = next(module.parameters()).dtype != dtype
 
     def refresh(self) -> bool:
-        """Follow the parameters where they went; True when they had moved."""
+        """Follow the parameters where they went and in what they hold; True when they had moved."""
         before = self.body.storages
-        if not self.body.is_current():
+        written = changes(self.module) if self._packs else ()
+        if written != self._packed_at or not self.body.is_current():
             self.body.refresh()
+            self._packed_head, self._packed_at = None, written
+        if self._packs and self._packed_head is None:
+            self._packed_head = pack(self.head.weight)
         return self.body.storages != before
+
+    def forget_packed(self) -> None:
+        """Let go of packed copies: the weights change, or memory is wanted."""
+        if self._packs:
+            self.body.forget()
+            self._packed_head = None
 
     def hidden(self, ids: Tensor, positions: Tensor, plan: Plan, shown: Shown | None = None) -> Tensor:
         with self._autocast():
@@ -93,7 +106,8 @@ class Model:
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, V] as the head gives them, in its type; a family's own transform is applied in float32."""
         with self._autocast():
-            logits = F.linear(hidden, self.head.weight, self.head.bias)
+            weight = self.head.weight if self._packed_head is None else self._packed_head
+            logits = linear(hidden, weight, self.head.bias)
         return logits if self.transform == LogitTransform() else self.transform(logits.float())
 
     @torch.no_grad()

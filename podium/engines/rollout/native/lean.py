@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from podium.engines.rollout.native import lean_ops
 from podium.engines.rollout.native.fused import fuse, storages
 from podium.engines.rollout.native.lean_ops import HeadNorms, Rotary
+from podium.engines.rollout.native.packed import linear, pack
 from podium.models.load import backbone
 from podium.models.vision import is_vision_model
 
@@ -71,8 +71,10 @@ class _Layer:
 class LeanBody:
     """From token ids to last hidden states. `ops` are the elementwise functions of the device."""
 
-    def __init__(self, module: PreTrainedModel, ops: Any = lean_ops) -> None:
+    def __init__(self, module: PreTrainedModel, ops: Any = lean_ops, packs: bool = False) -> None:
+        """`packs`: keep a packed copy of the projections (packed.py)."""
         self.module, self.ops = module, ops
+        self._kept = pack if packs else _itself
         config: Any = module.config.get_text_config()
         self.num_kv_heads = config.num_key_value_heads
         self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -117,15 +119,15 @@ class LeanBody:
         default = getattr(config, "sliding_window", None) if config.model_type == "mistral" else None
         return _Layer(
             layer.input_layernorm.weight.data,
-            fuse([linear.weight for linear in projections]),
+            self._kept(fuse([linear.weight for linear in projections])),
             _fused_bias(projections),
             norms,
-            attention.o_proj.weight.data,
+            self._kept(attention.o_proj.weight.data),
             _data(attention.o_proj.bias),
             layer.post_attention_layernorm.weight.data,
-            fuse([mlp.gate_proj.weight, mlp.up_proj.weight]),
+            self._kept(fuse([mlp.gate_proj.weight, mlp.up_proj.weight])),
             _fused_bias([mlp.gate_proj, mlp.up_proj]),
-            mlp.down_proj.weight.data,
+            self._kept(mlp.down_proj.weight.data),
             _data(mlp.down_proj.bias),
             float(attention.scaling),
             getattr(attention, "sliding_window", default),
@@ -141,18 +143,23 @@ class LeanBody:
         delta: Tensor | None = None
         for i, layer in enumerate(self.layers):
             h = ops.add_rms_norm(x, delta, layer.input_norm, eps)
-            qkv = F.linear(h, layer.qkv, layer.qkv_bias).unflatten(1, (-1, self.head_dim))
+            qkv = linear(h, layer.qkv, layer.qkv_bias).unflatten(1, (-1, self.head_dim))
             if fused is not None:
                 mixed = fused(i, qkv, rotary, layer.head_norms, layer.scaling, layer.window)
             else:
                 ops.rotate_and_store(qkv, plan.places, rotary, layer.head_norms, plan.cache_of(i))
                 query, key, value = qkv.split([qkv.shape[1] - 2 * num_kv, num_kv, num_kv], dim=1)
                 mixed = plan.attend(i, query, key, value, layer.scaling, layer.window)
-            delta = F.linear(mixed.flatten(1), layer.out, layer.out_bias)
+            delta = linear(mixed.flatten(1), layer.out, layer.out_bias)
             h = ops.add_rms_norm(x, delta, layer.post_norm, eps)
-            delta = F.linear(ops.silu_mul(F.linear(h, layer.gate_up, layer.gate_up_bias)), layer.down, layer.down_bias)
+            gated = ops.silu_mul(linear(h, layer.gate_up, layer.gate_up_bias))
+            delta = linear(gated, layer.down, layer.down_bias)
         hidden: Tensor = ops.add_rms_norm(x, delta, self.norm, eps)
         return hidden
+
+
+def _itself(weight: Tensor) -> Tensor:
+    return weight
 
 
 def _data(parameter: nn.Parameter | None) -> Tensor | None:
