@@ -46,13 +46,14 @@ class ModuleBody:
         self.refresh()
 
     def refresh(self) -> None:
-        self.storages = storages(self.module)
+        self.parameters = list(self.module.parameters())
+        self.storages = storages(self.parameters)
 
     def forget(self) -> None:
         """It holds nothing but the module."""
 
     def is_current(self) -> bool:
-        return storages(self.module) == self.storages
+        return storages(self.parameters) == self.storages
 
     def __call__(self, ids: Tensor, positions: Tensor, plan: Any, shown: Shown | None = None) -> Tensor:
         """Last hidden states [T, hidden] of packed tokens [T], with what is `shown` in the place of image tokens."""
@@ -75,26 +76,30 @@ class Model:
         self.body = LeanBody(module, ops, self._packs) if is_lean(module, dtype) else ModuleBody(module)
         self.head, self.transform = output_head(module), logit_transform(module)
         self._packed_head: Tensor | None = None
-        self._packed_at = changes(module) if self._packs else ()
+        self._packed_at = self._written()
+        self._is_expecting = False
         self.vocab_size = self.head.out_features
         self._casts = next(module.parameters()).dtype != dtype
 
     def refresh(self) -> bool:
         """Follow the parameters where they went and in what they hold; True when they had moved."""
-        before = self.body.storages
-        written = changes(self.module) if self._packs else ()
-        if written != self._packed_at or not self.body.is_current():
+        before, written = self.body.storages, self._written()
+        if self._is_expecting or written != self._packed_at or not self.body.is_current():
             self.body.refresh()
-            self._packed_head, self._packed_at = None, written
+            self._packed_head, self._packed_at, self._is_expecting = None, self._written(), False
         if self._packs and self._packed_head is None:
             self._packed_head = pack(self.head.weight)
         return self.body.storages != before
 
-    def forget_packed(self) -> None:
-        """Let go of packed copies: the weights change, or memory is wanted."""
+    def expect_new_weights(self) -> None:
+        """Look at the module anew before the next pass; until then no copy of its weights is kept."""
+        self._is_expecting = True
         if self._packs:
             self.body.forget()
             self._packed_head = None
+
+    def _written(self) -> tuple[int, ...]:
+        return changes(self.body.parameters) if self._packs else ()
 
     def hidden(self, ids: Tensor, positions: Tensor, plan: Plan, shown: Shown | None = None) -> Tensor:
         with self._autocast():

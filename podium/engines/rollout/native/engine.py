@@ -201,7 +201,7 @@ class NativeEngine(ModuleEngine):
     def _drop_computed(self) -> None:
         self._land_all()
         self.scheduler.preempt_all()
-        self.runner.model.forget_packed()
+        self.runner.model.expect_new_weights()
 
     def probe(self) -> Tensor:
         """Log-probs [P-1] of `probe_tokens()` in one packed pass of what the engine runs."""

@@ -7,6 +7,8 @@ to the host and back) parts them again; `storages` tells.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 
@@ -36,6 +38,6 @@ def _as_one(parts: list[nn.Parameter]) -> Tensor | None:
     return torch.as_strided(first, size, first.stride(), first.storage_offset())
 
 
-def storages(module: nn.Module) -> tuple[int, ...]:
+def storages(parameters: Iterable[nn.Parameter]) -> tuple[int, ...]:
     """Where each parameter lies; equal as long as no parameter was given another storage."""
-    return tuple(parameter.data_ptr() for parameter in module.parameters())
+    return tuple(parameter.data_ptr() for parameter in parameters)

@@ -91,7 +91,8 @@ class LeanBody:
         self.norm: Tensor = body.norm.weight.data
         if self._rotary is None or self._rotary[0].device != self.embedding.device:
             self._rotary = self._rotary_table(body.rotary_emb)
-        self.storages = storages(self.module)
+        self.parameters = list(self.module.parameters())
+        self.storages = storages(self.parameters)
 
     def forget(self) -> None:
         """Let go of the parameters, so that their memory can be freed."""
@@ -99,7 +100,7 @@ class LeanBody:
         self.embedding = self.norm = torch.empty(0)
 
     def is_current(self) -> bool:
-        return bool(self.layers) and storages(self.module) == self.storages
+        return bool(self.layers) and storages(self.parameters) == self.storages
 
     def _rotary_table(self, rotary_emb: nn.Module) -> tuple[Tensor, Tensor]:
         """cos and sin of every position, rounded as the module rounds them."""

@@ -8,6 +8,8 @@ be large, weights stay as they are.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -43,6 +45,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return out
 
 
-def changes(module: nn.Module) -> tuple[int, ...]:
-    """How often each parameter was written in place, as far as torch counts: through `.data` it does not."""
-    return tuple(parameter._version for parameter in module.parameters())
+def changes(parameters: Iterable[nn.Parameter]) -> tuple[int, ...]:
+    """How often each was written in place, as far as torch counts: through `.data` it does not."""
+    return tuple(parameter._version for parameter in parameters)
