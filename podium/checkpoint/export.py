@@ -6,7 +6,9 @@ what lies in a checkpoint as `hf/` or `hf_adapter/` and gives it another number 
 
 from __future__ import annotations
 
+import copy
 import json
+import logging
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -19,37 +21,96 @@ from transformers import GenerationConfig
 
 from podium.errors import CheckpointError
 from podium.models.lora import save_adapter_config
+from podium.models.streamed import INDEX
+
+logger = logging.getLogger(__name__)
 
 WEIGHTS = "model.safetensors"
+SHARD_BYTES = 5 << 30
+"""About how large one file of weights becomes; a single tensor is never cut."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def export_hf(
-    weights: Iterable[tuple[str, Tensor]], config: Any, tokenizer: Any, folder: Path, dtype: Any = None
+    weights: Iterable[tuple[str, Tensor]],
+    config: Any,
+    tokenizer: Any,
+    folder: Path,
+    generation: GenerationConfig | None = None,
 ) -> None:
-    """Write what `from_pretrained` reads. Tied tensors are stored once."""
+    """Write what `from_pretrained` reads, from a stream that is taken as it comes. Tied tensors are stored once.
+
+    `generation`: the defaults the model came with.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    tied = getattr(config, "tie_word_embeddings", False)
-    tensors = {
-        name: tensor.detach().to("cpu", dtype=dtype).contiguous()
-        for name, tensor in weights
-        if not (tied and name == "lm_head.weight")
-    }
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     config.save_pretrained(folder)
-    generation = GenerationConfig.from_model_config(config)
-    words = getattr(tokenizer, "tokenizer", tokenizer)  # a vision model's processor has one, and is saved with it
-    generation.eos_token_id, generation.pad_token_id = words.eos_token_id, words.pad_token_id
-    generation.save_pretrained(folder)
+    tied = getattr(config, "tie_word_embeddings", False)
+    _write_shards(((name, tensor) for name, tensor in weights if not (tied and name == "lm_head.weight")), folder)
+    _write_generation_config(generation, config, tokenizer, folder)
     tokenizer.save_pretrained(folder)
+
+
+def _write_shards(weights: Iterable[tuple[str, Tensor]], folder: Path) -> None:
+    """Files of about SHARD_BYTES and an index of them, or one file where that is enough."""
+    shards: list[tuple[Path, list[str]]] = []
+    held: dict[str, Tensor] = {}
+    total = size = 0
+
+    def flush() -> None:
+        path = folder / f"model-{len(shards) + 1:05d}.safetensors"
+        _save(held, path, like=folder / "config.json")
+        shards.append((path, list(held)))
+        held.clear()
+
+    for name, tensor in weights:
+        num_bytes = tensor.numel() * tensor.element_size()
+        if held and size + num_bytes > SHARD_BYTES:
+            flush()
+            size = 0
+        held[name] = tensor.detach().cpu().contiguous()
+        size, total = size + num_bytes, total + num_bytes
+    flush()
+    if len(shards) == 1:
+        shards[0][0].rename(folder / WEIGHTS)
+        return
+    weight_map: dict[str, str] = {}
+    for path, names in shards:
+        path = path.rename(folder / f"{path.stem}-of-{len(shards):05d}.safetensors")
+        weight_map |= dict.fromkeys(names, path.name)
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True), encoding="utf-8")
+
+
+def _save(tensors: dict[str, Tensor], path: Path, like: Path) -> None:
+    """As readable as the file `like`: safetensors alone would keep it to its owner."""
+    save_file(tensors, path, metadata={"format": "pt"})
+    shutil.copymode(like, path)
+
+
+def _write_generation_config(generation: GenerationConfig | None, config: Any, tokenizer: Any, folder: Path) -> None:
+    """The defaults the model came with, and every token that ends a response."""
+    words = getattr(tokenizer, "tokenizer", tokenizer)  # a vision model's processor has one, and is saved with it
+    for settings in (copy.deepcopy(generation), GenerationConfig.from_model_config(config)):
+        if settings is None:
+            continue
+        known = settings.eos_token_id
+        ids = [words.eos_token_id, *(known if isinstance(known, list) else [known])]
+        ends = list(dict.fromkeys(token for token in ids if token is not None))
+        settings.eos_token_id = ends if len(ends) > 1 else next(iter(ends), None)
+        settings.pad_token_id = words.pad_token_id
+        try:
+            settings.save_pretrained(folder)
+            return
+        except ValueError as error:  # transformers reads settings that it refuses to write
+            logger.warning("The model's generation settings contradict themselves and are left out: %s", error)
 
 
 def export_adapter(tensors: Mapping[str, Tensor], module: nn.Module, folder: Path) -> None:
     """Write what `PeftModel.from_pretrained` reads; `tensors` have peft's names."""
     folder.mkdir(parents=True, exist_ok=True)
-    held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    save_file(held, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     save_adapter_config(module, folder)
+    held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    _save(held, folder / "adapter_model.safetensors", like=folder / "adapter_config.json")
 
 
 def export_checkpoint(checkpoint: Path, target: Path, dtype: str | None = None, adapter: bool = False) -> Path:
@@ -64,14 +125,22 @@ def export_checkpoint(checkpoint: Path, target: Path, dtype: str | None = None, 
         raise CheckpointError(f"{target} already holds files; name a new or empty folder")
     shutil.copytree(source, target, dirs_exist_ok=True)
     if dtype is not None:
-        for path in target.glob("*.safetensors"):
-            tensors = {name: _cast(tensor, DTYPES[dtype]) for name, tensor in load_file(path).items()}
-            save_file(tensors, path, metadata={"format": "pt"})
-        path = target / "config.json"
-        if path.is_file():  # an adapter's configuration names no number type
-            config = json.loads(path.read_text(encoding="utf-8"))
-            path.write_text(json.dumps(config | {"dtype": dtype}, indent=2), encoding="utf-8")
+        _give_dtype(source, target, dtype)
     return target
+
+
+def _give_dtype(source: Path, target: Path, dtype: str) -> None:
+    total = 0
+    for path in source.glob("*.safetensors"):
+        tensors = {name: _cast(tensor, DTYPES[dtype]) for name, tensor in load_file(path).items()}
+        _save(tensors, target / path.name, like=path)
+        total += sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    if (path := target / INDEX).is_file():
+        index = json.loads(path.read_text(encoding="utf-8"))
+        path.write_text(json.dumps(index | {"metadata": {"total_size": total}}, indent=2), encoding="utf-8")
+    if (path := target / "config.json").is_file():  # an adapter's configuration names no number type
+        config = json.loads(path.read_text(encoding="utf-8"))
+        path.write_text(json.dumps(config | {"dtype": dtype}, indent=2), encoding="utf-8")
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:

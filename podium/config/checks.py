@@ -13,7 +13,7 @@ from dataclasses import fields
 
 from podium.config.ranges import GROUP_ESTIMATORS, check_each
 from podium.config.resolve import TASK_PREFIX, num_workers
-from podium.config.schema import Config, DeepSpeedConfig
+from podium.config.schema import Config, DeepSpeedConfig, MegatronConfig
 from podium.errors import ConfigError
 
 Problems = Iterator[str]
@@ -170,23 +170,27 @@ def _check_engine(config: Config) -> Problems:
         yield f"{_ROLLOUT}.tensor_model_parallel_size = {size} needs name=vllm or sglang; name is {rollout.name}"
 
 
-def _check_deepspeed(config: Config) -> Problems:
-    """With `strategy: deepspeed`; settings of the other strategy must be as they come."""
-    actor, critic = config.actor_rollout_ref.actor, config.critic
-    roles = {_ACTOR: (actor.fsdp, actor.deepspeed)} | (
-        {"critic": (critic.fsdp, critic.deepspeed)} if critic.enable else {}
-    )
-    for prefix, (fsdp, zero) in roles.items():
-        changed = [item.name for item in fields(fsdp) if getattr(fsdp, item.name) != item.default]
-        if actor.strategy != "deepspeed":
-            if zero != DeepSpeedConfig():
-                yield f"{prefix}.deepspeed is for {_ACTOR}.strategy=deepspeed; strategy is {actor.strategy}"
-            continue
-        for name in changed:
-            if name != "activation_offload":
-                yield f"{prefix}.fsdp.{name} = {getattr(fsdp, name)} needs {_ACTOR}.strategy=fsdp, not deepspeed"
-        if zero.offload_optimizer and num_workers(config) == 1:
+def _check_strategy(config: Config) -> Problems:
+    """Settings of the strategies that were not chosen must be as they come."""
+    actor, critic, workers = config.actor_rollout_ref.actor, config.critic, num_workers(config)
+    usual = {"deepspeed": DeepSpeedConfig(), "megatron": MegatronConfig()}
+    roles = {_ACTOR: (actor, config.actor_rollout_ref.model)}
+    roles |= {"critic": (critic, critic.model)} if critic.enable else {}  # type: ignore[dict-item]
+    for prefix, (role, model) in roles.items():
+        for name, default in usual.items():
+            if actor.strategy != name and getattr(role, name) != default:
+                yield f"{prefix}.{name} is for {_ACTOR}.strategy={name}; strategy is {actor.strategy}"
+        for item in fields(role.fsdp) if actor.strategy != "fsdp" else ():
+            given = getattr(role.fsdp, item.name)
+            if given != item.default and item.name != "activation_offload":
+                yield f"{prefix}.fsdp.{item.name} = {given} needs {_ACTOR}.strategy=fsdp, not {actor.strategy}"
+        if role.deepspeed.offload_optimizer and actor.strategy == "deepspeed" and workers == 1:
             yield f"{prefix}.deepspeed.offload_optimizer needs several workers; with one, set strategy=fsdp"
+        size = role.megatron.tensor_model_parallel_size
+        if size >= 1 and workers % size:
+            yield f"{prefix}.megatron.tensor_model_parallel_size = {size} must divide the {workers} workers"
+        if actor.strategy == "megatron" and model.lora_rank:
+            yield f"{prefix}: lora_rank = {model.lora_rank} needs {_ACTOR}.strategy=fsdp or deepspeed, not megatron"
 
 
 def _check_trainer(config: Config) -> Problems:
@@ -277,7 +281,7 @@ _CHECKS = (
     _check_episodes,
     _check_lora,
     _check_engine,
-    _check_deepspeed,
+    _check_strategy,
     _check_trainer,
     _check_files,
 )

@@ -28,6 +28,7 @@ from podium.errors import ConfigError
 from podium.plugins import closest
 
 RECIPES = Path("recipes")
+NAME_KEY = "trainer.experiment_name"
 T = TypeVar("T")
 
 
@@ -39,9 +40,15 @@ def load_config(recipe: str | Path | None = None, overrides: Sequence[str] = ())
 def load_settings(schema: type[T], recipe: str | Path | None = None, overrides: Sequence[str] = ()) -> T:
     """The same for any dataclass of settings, not resolved."""
     free = free_keys(schema)  # type: ignore[arg-type]  # a class is hashable
-    settings = [] if recipe is None else read_recipe(find_recipe(recipe), free)
-    settings += read_words(overrides, free)
     tree = OmegaConf.structured(schema)
+    settings: list[Setting] = []
+    if recipe is not None:
+        path = find_recipe(recipe)
+        settings = read_recipe(path, free)
+        if NAME_KEY in leaves(schema):  # type: ignore[arg-type]  # as above
+            # A recipe that does not name its runs gives them its own name, a $ in it meant as it stands.
+            OmegaConf.update(tree, NAME_KEY, _escape(path.stem))
+    settings += read_words(overrides, free)
     problems: list[str] = []
     placed: dict[str, Setting] = {}
     values = {setting.key: setting.value for setting in settings}
@@ -79,7 +86,7 @@ def save_config(config: RunSettings, path: str | Path) -> None:
 
 def find_recipe(recipe: str | Path) -> Path:
     """The recipe's file: the path as given, or a bare name in `recipes/`."""
-    given = Path(recipe).expanduser()
+    given = Path(os.path.expanduser(recipe))  # a ~ of nobody stays as it is
     bare = RECIPES / given.name if given.parent == Path() else None
     candidates = [given, *([bare, bare.with_name(f"{given.name}.yaml")] if bare else [])]
     for path in candidates:
@@ -87,8 +94,9 @@ def find_recipe(recipe: str | Path) -> Path:
             return path
     known = sorted(path.stem for path in RECIPES.glob("*.yaml"))
     near = closest(given.stem, known)
-    hint = f"did you mean {near}?" if near else f"recipes here: {', '.join(known) or 'none'}"
-    raise ConfigError(f"no recipe {str(recipe)!r}: neither that file nor one of that name in recipes/; {hint}")
+    hint = f"did you mean {near}?" if near else f"recipes there: {', '.join(known) or 'none'}"
+    place = RECIPES.absolute()
+    raise ConfigError(f"no recipe {str(recipe)!r}: neither that file nor one of that name in {place}; {hint}")
 
 
 def _apply(

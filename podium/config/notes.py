@@ -78,8 +78,11 @@ def _about_run(config: Config, total_steps: int | None) -> Notes:
         asked += [f"best_metric={trainer.best_metric}"] if trainer.best_metric else []
         if asked:
             yield f"trainer.{', trainer.'.join(asked)}: no effect, there are no validation rows; set data.val_files"
-    if config.actor_rollout_ref.actor.strategy == "deepspeed" and num_workers(config) == 1:
-        yield "actor.strategy=deepspeed has no effect: one worker has nobody to share with, and trains as with fsdp"
+    strategy = config.actor_rollout_ref.actor.strategy
+    if strategy != "fsdp" and num_workers(config) == 1:
+        yield f"actor.strategy={strategy} has no effect: one worker has nobody to share with, and trains as with fsdp"
+    elif strategy == "megatron" and config.actor_rollout_ref.actor.megatron.tensor_model_parallel_size == 1:
+        yield "actor.megatron.tensor_model_parallel_size=1: every worker holds the whole model"
     if trainer.best_metric and trainer.max_ckpt_to_keep is None:
         yield f"trainer.best_metric={trainer.best_metric} has no effect: without max_ckpt_to_keep all checkpoints stay"
     if total_steps is not None and trainer.critic_warmup >= total_steps and config.critic.enable:

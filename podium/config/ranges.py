@@ -46,6 +46,8 @@ _RULES: tuple[tuple[Callable[[Any], bool], str, tuple[str, ...]], ...] = (
             *("actor_rollout_ref.rollout.block_size", "actor_rollout_ref.ref.max_tokens_per_micro_batch"),
             "actor_rollout_ref.rollout.n_gpus_per_node",
             "actor_rollout_ref.rollout.tensor_model_parallel_size",
+            "actor_rollout_ref.actor.megatron.tensor_model_parallel_size",
+            "critic.megatron.tensor_model_parallel_size",
             *("critic.ppo_epochs", "critic.ppo_mini_batch_size"),
             *("critic.max_tokens_per_micro_batch", "critic.micro_batch_size_per_gpu"),
             *("reward_model.max_tokens_per_micro_batch", "reward_model.n_gpus_per_node"),

@@ -89,11 +89,14 @@ def read_recipe(path: Path, free: Collection[str] = ()) -> list[Setting]:
 
 
 def read_words(words: Sequence[str], free: Collection[str] = ()) -> list[Setting]:
-    """The settings of `a.b=c` words, in order; the right side is read as YAML."""
+    """The settings of `a.b=c` words, in order; the right side is read as YAML.
+
+    `+a.b=c` and `++a.b=c`, as hydra's users write to add a key, mean the same: every key is there already.
+    """
     settings: list[Setting] = []
     for word in words:
         key, equals, right = word.partition("=")
-        key = key.strip()
+        key = re.sub(r"^\+{1,2}", "", key.strip())
         if not equals or not key:
             raise ConfigError(f"{word!r} is not a setting; write key=value, for example trainer.seed=7")
         node = _compose(_quote_items(right), f"the value of {key} ({right!r})") or yaml.ScalarNode(f"{_TAG}null", "")

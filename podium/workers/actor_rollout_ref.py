@@ -16,8 +16,9 @@ from typing import Any
 from podium.config.schema import Config
 from podium.engines.rollout.base import RolloutEngine
 from podium.engines.rollout.hosted import HostedEngine
-from podium.engines.rollout.remote import RemoteEngines
+from podium.engines.rollout.remote import KeptWeights, RemoteEngines
 from podium.engines.sync import make_probe, publish
+from podium.engines.train.culprits import Culprit
 from podium.engines.train.torch import TorchEngine
 from podium.metric import Metric, Metrics
 from podium.models.load import load_causal_lm, load_processor, load_tokenizer, resolve_dtype
@@ -26,14 +27,15 @@ from podium.protocol import DataProto
 from podium.single_controller.dispatch import Dispatch, register
 from podium.single_controller.roles import Role
 from podium.workers.actor import Actor
-from podium.workers.broadcast import Meeting, Offer
+from podium.workers.broadcast import Meeting, Offer, all_ranks_well, num_kept_versions
 from podium.workers.engines import make_train_engine
+from podium.workers.model_files import ModelFiles
 from podium.workers.optimization import total_optimizer_steps
 from podium.workers.profiling import Profiled
 from podium.workers.reference import Reference
 from podium.workers.rollout import make_rollout
 from podium.workers.rollout_engines import close_engine, make_engine, with_engine_metrics
-from podium.workers.saving import CheckpointWriter, load_rng, model_files, save_rng
+from podium.workers.saving import CheckpointWriter, load_rng, save_rng
 
 
 class ActorRolloutRefWorker(Profiled):
@@ -55,6 +57,7 @@ class ActorRolloutRefWorker(Profiled):
             engine = self.train_engine if same else self._make_engine(trainable=False)
             self.reference = Reference(engine, config.rollout.temperature)
         self.rollout_engine: RolloutEngine | RemoteEngines = RemoteEngines(None)  # of a pool of their own
+        self.kept = KeptWeights(num_kept_versions(self.config) if self.rank == 0 else 0)
         if not config.rollout.nnodes:
             self.rollout_engine = make_engine(self.config, self.tokenizer, self.device, self.train_engine)
             self.rollout = make_rollout(self.config, self.rollout_engine, self.tokenizer)
@@ -72,6 +75,7 @@ class ActorRolloutRefWorker(Profiled):
             module,
             fsdp=config.actor.fsdp,
             deepspeed=config.actor.deepspeed,
+            megatron=config.actor.megatron,
             optim=config.actor.optim if trainable else None,
             total_steps=total_optimizer_steps(self.total_training_steps, config.actor, self.config.data),
             max_tokens_per_micro_batch=budget,
@@ -93,7 +97,14 @@ class ActorRolloutRefWorker(Profiled):
     def join_channel(self, size: int) -> None:
         """Meet them; the other ranks only help to gather weights."""
         limit_s = self.config.trainer.worker_timeout_s
-        self.rollout_engine = RemoteEngines(self.offer.join(size, self.device, limit_s) if self.rank == 0 else None)
+        channel = self.offer.join(size, self.device, limit_s) if self.rank == 0 else None
+        self.rollout_engine = RemoteEngines(channel, self.kept, all_ranks_well)
+
+    @register(Dispatch.RANK_ZERO)
+    def resend(self, version: int) -> None:
+        """Publish weights that were trained on since: for requests that are issued again."""
+        assert isinstance(self.rollout_engine, RemoteEngines)
+        self.rollout_engine.resend(version)
 
     @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def generate_sequences(self, data: DataProto) -> DataProto:
@@ -143,15 +154,20 @@ class ActorRolloutRefWorker(Profiled):
             self.rollout_engine.sleep()  # until the publish that follows
         return self.actor.update(data)
 
+    @register(Dispatch.ONE_TO_ALL)
+    def why_skipped(self) -> Culprit | None:
+        """What was not finite on this rank when an update was last left out."""
+        return self.train_engine.culprit
+
     # ---- checkpoints
 
     @register(Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, folder: str, background: bool = False) -> None:
         """Write state, model and random states; in the background, `checkpoint_written` tells when it is done."""
         target = Path(folder)
-        full, export = model_files(self.train_engine, self.processor or self.tokenizer, target, self.rank)
+        model = ModelFiles.of(self.train_engine, self.processor or self.tokenizer, target)
         save_rng(target, self.rank)
-        self.writer.save(self.train_engine, target / "actor", background, full, export)
+        self.writer.save(self.train_engine, target / "actor", background, model)
 
     @register(Dispatch.ONE_TO_ALL)
     def checkpoint_written(self) -> bool:

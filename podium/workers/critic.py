@@ -10,6 +10,7 @@ from torch import Tensor
 from podium.algorithms import agg_count, value_loss_sum
 from podium.config.schema import Config
 from podium.engines.train.base import ModelOutputs
+from podium.engines.train.culprits import Culprit
 from podium.metric import Metrics
 from podium.models.load import resolve_dtype
 from podium.models.lora import add_lora
@@ -40,6 +41,7 @@ class CriticWorker(Worker):
             module,
             fsdp=critic.fsdp,
             deepspeed=critic.deepspeed,
+            megatron=critic.megatron,
             optim=critic.optim,
             total_steps=total_optimizer_steps(self.total_training_steps, critic, self.config.data),
             max_tokens_per_micro_batch=critic.max_tokens_per_micro_batch,
@@ -60,6 +62,11 @@ class CriticWorker(Worker):
         assert epochs is not None, "resolved by load_config"
         steps = optimizer_steps(data, epochs, self.config.actor_rollout_ref.actor.shuffle, data.meta_info["seed"])
         return run_updates(steps, self._update_step, "critic")
+
+    @register(Dispatch.ONE_TO_ALL)
+    def why_skipped(self) -> Culprit | None:
+        """What was not finite on this rank when an update was last left out."""
+        return self.engine.culprit
 
     def _update_step(self, rows: DataProto) -> Metrics:
         mode, l_max = self.config.critic.loss_agg_mode, float(self.config.data.max_response_length)

@@ -4,7 +4,8 @@ In the background a thread first copies the tensors into host buffers, which are
 them; on a GPU through pinned memory and a stream of its own, so that generation does not queue behind it. Generation
 and scoring leave weights alone and go on meanwhile; an update waits in `settle` until the copy is made. Ranks that
 share a model write together, over a process group of their own so that they never mix with the training's collectives.
-Publishing the result is the controller's matter.
+The Hugging Face folders are gathered, merged and written from the copies (model_files.py). Publishing the result is the
+controller's matter.
 """
 
 from __future__ import annotations
@@ -12,9 +13,8 @@ from __future__ import annotations
 import json
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from transformers import PreTrainedModel
 
 from podium.checkpoint import rng
-from podium.checkpoint.export import export_adapter, export_hf
 from podium.engines.train import state
 from podium.engines.train.torch import TorchEngine
-from podium.models.lora import PEFT_PREFIX
+from podium.engines.train.whole import Gatherer
+from podium.errors import CheckpointError
+from podium.workers.model_files import ModelFiles
 
 PIN_BYTES = 1 << 20
 """Buffers from this size on are pinned; smaller ones may share a page with others."""
@@ -39,7 +39,6 @@ class CheckpointWriter:
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
-        self._copied: dict[tuple[int, int, torch.dtype], tuple[Tensor, Tensor]] = {}  # the live tensor and its copy
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._group: dist.ProcessGroup | None = None
@@ -49,18 +48,7 @@ class CheckpointWriter:
 
     def _copy_state(self, tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
         """The tensors as they are now, in host memory."""
-        copies = {}
-        for name, tensor in tensors.items():
-            copies[name] = self._fill_buffer(f"{prefix}/{name}", tensor.detach())
-            if not isinstance(tensor, DTensor):
-                self._copied[_place(tensor)] = (tensor, copies[name])
-        return copies
-
-    def _copy_full(self, name: str, tensor: Tensor) -> Tensor:
-        """A model's tensor in full; one that `_copy_state` has copied for this save is not copied again."""
-        if tensor.numel() and _place(tensor) in self._copied:
-            return self._copied[_place(tensor)][1].view(tensor.shape)
-        return self._fill_buffer(f"hf/{name}", tensor.detach())
+        return {name: self._fill_buffer(f"{prefix}/{name}", tensor.detach()) for name, tensor in tensors.items()}
 
     def _fill_buffer(self, name: str, tensor: Tensor) -> Tensor:
         buffer = self._buffers.get(name)
@@ -75,21 +63,14 @@ class CheckpointWriter:
         _local(buffer).copy_(_local(tensor), non_blocking=True)
         return buffer
 
-    def save(
-        self,
-        engine: TorchEngine,
-        folder: Path,
-        background: bool,
-        full: Mapping[str, Tensor] | None = None,
-        export: Callable[[Mapping[str, Tensor]], None] | None = None,
-    ) -> None:
-        """Write the engine's state to `folder`, and let `export` write the model's `full` tensors."""
+    def save(self, engine: TorchEngine, folder: Path, background: bool, model: ModelFiles | None = None) -> None:
+        """Write the engine's state to `folder`, and the `model` in Hugging Face's form."""
         self.settle()
-        full, tensors = full or {}, engine.state_tensors()
-        if not background:
-            self._write(engine, folder, tensors, full, export, None)
-            return
+        tensors = engine.state_tensors()
         group = self._own_group() if engine.sharded else None
+        if not background:
+            self._write(folder, tensors, model, group)
+            return
         self._settled.clear()
         changed = torch.cuda.Event() if engine.device.type == "cuda" else None
         if changed is not None:
@@ -99,11 +80,9 @@ class CheckpointWriter:
             try:
                 with self._aside(changed, engine.device):
                     copies = self._copy_state(tensors, folder.name)
-                    fresh = engine.sharded or engine.adapted
-                    copied = {name: t if fresh else self._copy_full(name, t) for name, t in full.items()}
-                self._copied.clear()
                 self._settled.set()
-                self._write(engine, folder, copies, copied, export, group)
+                with self._aside(changed, engine.device):
+                    self._write(folder, copies, model, group)
             except BaseException as error:  # noqa: BLE001 (fault boundary: `written` raises it in the caller's thread)
                 self._error = error
             finally:
@@ -114,17 +93,12 @@ class CheckpointWriter:
         self._thread.start()
 
     def _write(
-        self,
-        engine: TorchEngine,
-        folder: Path,
-        tensors: dict[str, Tensor],
-        full: Mapping[str, Tensor],
-        export: Callable[[Mapping[str, Tensor]], None] | None,
-        group: dist.ProcessGroup | None,
+        self, folder: Path, tensors: dict[str, Tensor], model: ModelFiles | None, group: dist.ProcessGroup | None
     ) -> None:
-        if export is not None:
-            export(full)
-        state.save_state(folder, tensors, engine.sharded, group)
+        if model is not None:
+            with _all_or_none(group):
+                model.write(tensors, Gatherer(group))
+        state.save_state(folder, tensors, group is not None, group)
 
     @contextmanager
     def _aside(self, after: torch.cuda.Event | None, device: torch.device) -> Iterator[None]:
@@ -159,6 +133,23 @@ class CheckpointWriter:
         return self._group
 
 
+@contextmanager
+def _all_or_none(group: dist.ProcessGroup | None) -> Iterator[None]:
+    """When the body fails on one rank, all of them leave: what follows is collective."""
+    failure: Exception | None = None
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 (raised below, when the others know)
+        failure = error
+    failed = torch.tensor(float(failure is not None))
+    if group is not None:
+        dist.all_reduce(failed, group=group)
+    if failure is not None:
+        raise failure
+    if failed > 0:
+        raise CheckpointError("another rank could not write the model's files")
+
+
 def _pin(buffer: Tensor) -> None:
     """Lock a large buffer's pages, so that copies into it run beside the device's work; exactly its size, where torch's
     own pinned memory may take twice as much."""
@@ -171,37 +162,6 @@ def _pin(buffer: Tensor) -> None:
 
 def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _place(tensor: Tensor) -> tuple[int, int, torch.dtype]:
-    """Where a tensor's memory is; unique among tensors that are alive."""
-    return tensor.data_ptr(), tensor.numel(), tensor.dtype
-
-
-def model_files(
-    engine: TorchEngine, tokenizer: Any, target: Path, rank: int
-) -> tuple[dict[str, Tensor], Callable[[Mapping[str, Tensor]], None] | None]:
-    """The model's tensors in full on rank 0 (gathering them is collective), and what writes them.
-
-    `hf/` holds the plain model, adapters merged; `hf_adapter/` the adapter of a causal LM that has one.
-    """
-    streams = [engine.weights(dtype=torch.float32)]
-    if engine.adapted and isinstance(engine.module, PreTrainedModel):
-        streams.append(engine.adapter())
-    fresh = engine.sharded or engine.adapted  # not the live tensors
-    full = {}
-    for name, tensor in chain.from_iterable(streams):
-        if rank == 0:
-            full[name] = tensor.cpu() if fresh else tensor
-
-    def export(tensors: Mapping[str, Tensor]) -> None:
-        adapter = {name: tensor for name, tensor in tensors.items() if name.startswith(PEFT_PREFIX)}
-        plain = {name: tensor for name, tensor in tensors.items() if name not in adapter}
-        export_hf(plain.items(), engine.module.config, tokenizer, target / "hf")
-        if adapter:
-            export_adapter(adapter, engine.module, target / "hf_adapter")
-
-    return full, export if rank == 0 else None
 
 
 def save_rng(folder: Path, rank: int) -> None:

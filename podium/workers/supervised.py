@@ -16,6 +16,7 @@ from torch import Tensor
 from podium.algorithms import last_token_mask
 from podium.config.schema_sft import RewardTrainingConfig, SupervisedConfig
 from podium.engines.train.base import ModelOutputs
+from podium.engines.train.culprits import Culprit
 from podium.engines.train.packing import response_tokens
 from podium.metric import Metric, Metrics
 from podium.models.load import load_causal_lm, load_tokenizer, resolve_dtype
@@ -25,8 +26,9 @@ from podium.protocol import DataProto
 from podium.single_controller.dispatch import Dispatch, register
 from podium.single_controller.worker import Worker
 from podium.workers.engines import make_train_engine
+from podium.workers.model_files import ModelFiles
 from podium.workers.optimization import full_names
-from podium.workers.saving import CheckpointWriter, load_rng, model_files, save_rng
+from podium.workers.saving import CheckpointWriter, load_rng, save_rng
 
 
 class SupervisedWorker(Worker):
@@ -70,6 +72,11 @@ class SupervisedWorker(Worker):
         metrics = self.engine.update(data, self._loss, self._count(data), with_entropy=False)
         return full_names(metrics, self.name)
 
+    @register(Dispatch.ONE_TO_ALL)
+    def why_skipped(self) -> Culprit | None:
+        """What was not finite on this rank when an update was last left out."""
+        return self.engine.culprit
+
     @register(Dispatch.DP_COMPUTE_METRIC)
     def evaluate(self, data: DataProto) -> Metrics:
         """The metrics of the loss without a step."""
@@ -85,9 +92,9 @@ class SupervisedWorker(Worker):
     def save_checkpoint(self, folder: str, background: bool = False) -> None:
         """Write state, model and random states; in the background, `checkpoint_written` tells when it is done."""
         target = Path(folder)
-        full, export = model_files(self.engine, self.tokenizer, target, self.rank)
+        model = ModelFiles.of(self.engine, self.tokenizer, target)
         save_rng(target, self.rank)
-        self.writer.save(self.engine, target / self.name, background, full, export)
+        self.writer.save(self.engine, target / self.name, background, model)
 
     @register(Dispatch.ONE_TO_ALL)
     def checkpoint_written(self) -> bool:

@@ -23,7 +23,7 @@ from podium.config.schema.algorithm import (
     RolloutCorrectionConfig,
 )
 from podium.config.schema.data import DataConfig
-from podium.config.schema.model import DeepSpeedConfig, FSDPConfig, ModelConfig, OptimConfig
+from podium.config.schema.model import DeepSpeedConfig, FSDPConfig, MegatronConfig, ModelConfig, OptimConfig
 from podium.config.schema.names import LossAggMode, ScheduleName
 from podium.config.schema.rewards import RewardConfig, RewardModelConfig
 from podium.config.schema.rollout import RolloutConfig, ValSamplingConfig
@@ -42,6 +42,7 @@ __all__ = [
     "FilterGroupsConfig",
     "KLControlConfig",
     "LossAggMode",
+    "MegatronConfig",
     "ModelConfig",
     "OptimConfig",
     "OverlongBufferConfig",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from podium.config.schema.model import DeepSpeedConfig, FSDPConfig, ModelConfig, OptimConfig
+from podium.config.schema.model import DeepSpeedConfig, FSDPConfig, MegatronConfig, ModelConfig, OptimConfig
 from podium.config.schema.names import LossAggMode
 
 
@@ -33,8 +33,8 @@ class PolicyLossConfig:
 
 @dataclass
 class ActorConfig:
-    strategy: Literal["fsdp", "deepspeed"] = "fsdp"
-    """The train engine of actor and critic. `fsdp` is also that of a lone device, and of models that only score."""
+    strategy: Literal["fsdp", "deepspeed", "megatron"] = "fsdp"
+    """The train engine of actor and critic. `fsdp` is also a lone device's; `megatron` splits the reference too."""
     ppo_epochs: int = 1
     """Passes over each batch of rollouts."""
     ppo_mini_batch_size: int | None = None
@@ -71,6 +71,7 @@ class ActorConfig:
     optim: OptimConfig = field(default_factory=OptimConfig)
     fsdp: FSDPConfig = field(default_factory=FSDPConfig)
     deepspeed: DeepSpeedConfig = field(default_factory=DeepSpeedConfig)
+    megatron: MegatronConfig = field(default_factory=MegatronConfig)
 
 
 @dataclass
@@ -94,6 +95,7 @@ class CriticConfig:
     optim: OptimConfig = field(default_factory=lambda: OptimConfig(lr=1e-5))
     fsdp: FSDPConfig = field(default_factory=FSDPConfig)
     deepspeed: DeepSpeedConfig = field(default_factory=DeepSpeedConfig)
+    megatron: MegatronConfig = field(default_factory=MegatronConfig)
 
 
 @dataclass

@@ -82,3 +82,15 @@ class DeepSpeedConfig:
     """Keep float32 masters and the optimizer's state in host memory, and step there."""
     zero_kwargs: dict[str, Any] = field(default_factory=dict)
     """Further settings of DeepSpeed's `zero_optimization` section, such as `reduce_bucket_size: 50000000`."""
+
+
+@dataclass
+class MegatronConfig:
+    """Read with `actor.strategy: megatron`."""
+
+    tensor_model_parallel_size: int = 1
+    """Neighbouring ranks that hold one model, each a part of every layer. 1: every rank holds all of it."""
+    sequence_parallel: bool = True
+    """Between a layer's matrix products each of them has its stretch of the tokens: less memory for activations."""
+    use_distributed_optimizer: bool = True
+    """Replicas share the optimizer's state: each keeps and steps a part of the tensors."""

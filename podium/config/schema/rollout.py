@@ -68,6 +68,9 @@ class RolloutConfig:
     """A vLLM or SGLang engine that gives no sign of life for so long is replaced."""
     max_engine_restarts: int = 3
     """Replacements in a row, with no request finished in between, before the run gives up."""
+    keep_weights: bool = True
+    """With a pool of its own and `trainer.max_staleness`: keep the weights of samples made ahead, in the trainer's host
+    memory, so that lost rollout workers can draw them again. False: losing them costs a restart of the whole run."""
     val_kwargs: ValSamplingConfig = field(default_factory=ValSamplingConfig)
 
     @property

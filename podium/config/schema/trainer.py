@@ -10,6 +10,7 @@ from typing import Literal
 class TrainerConfig:
     project_name: str = "podium"
     experiment_name: str = "quickstart"
+    """The name of the run. A recipe that does not say it gives its own: `my.yaml` makes `runs/podium/my`."""
     default_local_dir: str = ""
     """The run folder. Empty: `runs/<project_name>/<experiment_name>`."""
     runtime: Literal["auto", "local", "ray"] = "auto"

@@ -16,6 +16,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from podium.engines.train.culprits import Culprit
 from podium.metric import Metrics
 from podium.protocol import DataProto
 
@@ -43,6 +44,8 @@ class TrainEngine(Protocol):
     """The module has LoRA adapters: its own parameters are not yet the policy's weights."""
     step_count: int
     """Optimizer steps taken; a skipped step is not counted."""
+    culprit: Culprit | None
+    """What was not finite on this rank when a step was last skipped."""
 
     @property
     def module(self) -> nn.Module:

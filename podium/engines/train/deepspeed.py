@@ -59,8 +59,7 @@ class DeepSpeedEngine(TorchEngine):
             logger.warning("Step %d has no token to learn from on any rank; the weights stay.", self.step_count + 1)
             norm, skip = 0.0, False
         elif skip:
-            culprit = bad_loss or "a gradient, or another rank's loss,"
-            logger.warning("Rank %d: step %d skipped, %s is not finite.", self.ranks.rank, self.step_count + 1, culprit)
+            self._skip(bad_loss, bad_gradient=None)  # DeepSpeed keeps the gradients to itself
         else:
             self.step_count += 1
         # one rank speaks for all, so that the sum over ranks counts a skipped step once

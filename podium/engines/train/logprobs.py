@@ -54,8 +54,8 @@ def chunked_log_probs(
     transform = transform or LogitTransform()
     fused = hidden.is_cuda and hidden.dtype != torch.float64 and transform.softcap is None and _has_triton()
     chunk = chunk or (FUSED_CHUNK_TOKENS if fused else CHUNK_TOKENS)
-    head = (_FusedHead if fused else _Head)(temperature, transform, chunk, with_entropy, with_sum_pi_squared)
-    log_probs, entropy, squares = _ChunkedHead.apply(hidden, weight, bias, labels, head)
+    head = (_FusedHead if fused else Head)(temperature, transform, chunk, with_entropy, with_sum_pi_squared)
+    log_probs, entropy, squares = ChunkedHead.apply(hidden, weight, bias, labels, head)
     return HeadOutputs(log_probs, entropy if with_entropy else None, squares if with_sum_pi_squared else None)
 
 
@@ -68,7 +68,7 @@ Grads = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 @dataclass(frozen=True)
-class _Head:
+class Head:
     """The head's settings, and what is done to a chunk: logits, their statistics, and the way back through them."""
 
     temperature: float
@@ -99,7 +99,7 @@ class _Head:
 
     def gradients(self, z: Tensor, labels: Tensor, kept: Kept, grads: Grads) -> Tensor:
         """∂/∂(h·Wᵀ + b) of one chunk, [chunk, V]; `z` is used up."""
-        grad = _grad_logits(z, labels, *kept, *grads)
+        grad = gradient_of_logits(z, labels, *kept, *grads)
         cap = self.transform.softcap
         if cap is not None:  # z·temperature = cap·tanh(x/cap), whose slope is 1 − tanh²
             grad.mul_(1.0 - (z * (self.temperature / cap)).square_())
@@ -107,7 +107,7 @@ class _Head:
         return grad if factor == 1.0 else grad.mul_(factor)
 
 
-class _FusedHead(_Head):
+class _FusedHead(Head):
     """The same with one kernel each way; z is the product as it is, temperature and scale are in the kernels."""
 
     def logits(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -129,10 +129,10 @@ def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-class _ChunkedHead(torch.autograd.Function):
+class ChunkedHead(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, head: _Head
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, head: Head
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         empty = [torch.empty(hidden.shape[0], dtype=dtype, device=hidden.device) for _ in range(4)]
@@ -152,7 +152,7 @@ class _ChunkedHead(torch.autograd.Function):
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
         hidden, weight, bias, labels, lse, entropy, squares = ctx.saved_tensors
         need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
-        head: _Head = ctx.head
+        head: Head = ctx.head
         wide = lse.dtype
         grad_hidden = torch.empty_like(hidden) if need_hidden else None
         grad_weight = torch.zeros(weight.shape, dtype=wide, device=weight.device) if need_weight else None
@@ -183,7 +183,7 @@ def _add_outer_(total: Tensor, rows: Tensor, columns: Tensor) -> None:
         total.add_(rows.t() @ columns)
 
 
-def _grad_logits(
+def gradient_of_logits(
     z: Tensor,
     labels: Tensor,
     lse: Tensor,
@@ -192,8 +192,9 @@ def _grad_logits(
     grad_log_probs: Tensor | None,
     grad_entropy: Tensor | None,
     grad_squares: Tensor | None,
+    own: Tensor | None = None,
 ) -> Tensor:
-    """∂/∂z of one chunk, [chunk, V]; `z` is left as it is."""
+    """∂/∂z of one chunk, [chunk, V]; `z` is left as it is. `own` [chunk]: which labels are among these columns."""
     log_p = z - lse[:, None]
     p = log_p.exp()
     # every term is p_j times something, except the label's own +1
@@ -208,5 +209,6 @@ def _grad_logits(
         factor = negative if factor is None else factor.sub_(grad_log_probs[:, None])
     grad = p.mul_(factor) if factor is not None else p.zero_()
     if grad_log_probs is not None:
-        grad.scatter_add_(1, labels[:, None], grad_log_probs[:, None])
+        at_label = grad_log_probs if own is None else grad_log_probs * own
+        grad.scatter_add_(1, labels[:, None], at_label[:, None])
     return grad

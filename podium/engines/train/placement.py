@@ -72,9 +72,15 @@ class PlacedModel:
 
     def stream(self, dtype: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
         """Every weight in full, and the buffers a checkpoint keeps; one at a time, tied ones once, collective."""
+        yield from merged_tensors(self.module, self.named_weights() | self._kept_buffers(), full_tensor, dtype)
+
+    def unmerged(self) -> dict[str, Tensor] | None:
+        """What `stream` starts from; None where it cannot be merged without the module's own collectives."""
+        return {name: tensor.detach() for name, tensor in (self.named_weights() | self._kept_buffers()).items()}
+
+    def _kept_buffers(self) -> dict[str, Tensor]:
         kept = self.module.state_dict().keys()
-        buffers = {name: buffer for name, buffer in self.module.named_buffers() if name in kept}
-        yield from merged_tensors(self.module, self.named_weights() | buffers, full_tensor, dtype)
+        return {name: buffer for name, buffer in self.module.named_buffers() if name in kept}
 
     def reshard(self) -> None:
         """Bring every parameter back to its shard: after a forward pass the root's are still whole, and not those that
@@ -96,6 +102,14 @@ class PlacedModel:
     def backward(self, loss: Tensor, factor: float) -> None:
         """Add the gradients of `loss` times `factor`; a factor of 0 means that nothing counts on any rank."""
         (loss * factor).backward()
+
+    def gradients_done(self) -> None:
+        """After the last backward pass of a step. FSDP has added gradients over the ranks by then."""
+
+    def gradient_norm(self, named: dict[str, Tensor]) -> float:
+        """Of all gradients of the whole model; collective where it is sharded."""
+        grads = [tensor.grad for tensor in named.values() if tensor.grad is not None]
+        return float(full_tensor(torch.nn.utils.get_total_norm(grads)).item())
 
     def move(self, device: torch.device) -> None:
         self.root.to(device)

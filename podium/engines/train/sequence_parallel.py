@@ -49,6 +49,11 @@ class SequenceParallel:
                     self.group = group
 
     @property
+    def budgets(self) -> int:
+        """Micro-batch budgets that a group fills together: each rank takes its own stretch."""
+        return self.size
+
+    @property
     def speaks(self) -> bool:
         """One rank of a group tells what all of its ranks found."""
         return self.rank == 0

@@ -10,11 +10,13 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
@@ -28,9 +30,14 @@ def save_state(
     folder: Path, tensors: dict[str, Tensor], distributed: bool, process_group: ProcessGroup | None = None
 ) -> None:
     """Write; collective when `distributed`. A thread beside the training brings a process group of its own."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with _one_process_is_meant():
-        dcp_save(dict(tensors), checkpoint_id=folder, no_dist=not distributed, process_group=process_group)
+    try:
+        with _one_process_is_meant():
+            writer = _Writer(folder)
+            dcp_save(dict(tensors), storage_writer=writer, no_dist=not distributed, process_group=process_group)
+    except CheckpointException as failure:  # not an Exception: whoever handles a failed save would not see it
+        rank, cause = _first_cause(failure)
+        whose = f" of rank {rank}" if distributed else ""
+        raise CheckpointError(f"{folder}{whose} could not be written: {type(cause).__name__}: {cause}") from cause
 
 
 def load_state(folder: Path, tensors: dict[str, Tensor], distributed: bool) -> None:
@@ -38,8 +45,49 @@ def load_state(folder: Path, tensors: dict[str, Tensor], distributed: bool) -> N
     try:
         with _one_process_is_meant():
             dcp_load(dict(tensors), storage_reader=SafeReader(folder), no_dist=not distributed)
-    except (CheckpointException, RuntimeError, ValueError) as error:
-        raise CheckpointError(f"The checkpoint {folder} does not fit this model: {error}") from error
+    except (CheckpointException, RuntimeError, ValueError, OSError) as error:
+        if missing := missing_files(folder):
+            raise CheckpointError(
+                f"The checkpoint {folder} lacks {len(missing)} of its files on this machine, the first is "
+                f"{missing[0]!r}. It was copied in part, or written by nodes that do not share a disk."
+            ) from error
+        cause = _first_cause(error)[1] if isinstance(error, CheckpointException) else error
+        raise CheckpointError(f"The checkpoint {folder} does not fit this model: {cause}") from error
+
+
+def missing_files(folder: Path) -> list[str]:
+    """The files that a finished checkpoint's `.metadata` names and that are not in its folder."""
+    stored = SafeReader(folder).read_metadata().storage_data or {}
+    names = sorted({str(info.relative_path) for info in stored.values()})
+    return [name for name in names if not (folder / name).is_file()]
+
+
+class _Writer(FileSystemWriter):
+    """torch's writer, which fails with what the disk said.
+
+    Of a write that fails torch shows what it found in its own bookkeeping afterwards ("unexpected pos"); the disk's
+    answer is behind that, and would not travel to the other ranks.
+    """
+
+    def write_data(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().write_data(*args, **kwargs)
+        except RuntimeError as error:
+            raise _answer_of_disk(error) from None
+
+
+def _answer_of_disk(error: BaseException) -> BaseException:
+    """The error of the operating system that an error came from, or the error itself."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__cause__ or cause.__context__
+    return error if cause is None else cause
+
+
+def _first_cause(failure: CheckpointException) -> tuple[int, BaseException]:
+    """The lowest rank that failed, and why."""
+    rank = min(failure.failures)
+    return rank, _answer_of_disk(failure.failures[rank][0])
 
 
 @contextmanager

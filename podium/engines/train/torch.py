@@ -23,6 +23,7 @@ from podium.config.schema import FSDPConfig, OptimConfig
 from podium.engines.train import state
 from podium.engines.train.base import LossFn, ModelOutputs
 from podium.engines.train.blocks import activations_on_host
+from podium.engines.train.culprits import Culprit
 from podium.engines.train.flops import estimate_flops
 from podium.engines.train.images import with_images
 from podium.engines.train.meter import UpdateMeter, work_of
@@ -74,19 +75,22 @@ class TorchEngine:
         self.values_after = values_after
         self.flops = estimate_flops(module)
         self.ranks = Ranks(self.device)
-        self.sequence = SequenceParallel(self.fsdp.ulysses_sequence_parallel_size, self.ranks, module.config)
-        # the ranks that share sequences fill their budgets together
-        max_tokens, max_rows = max_tokens_per_micro_batch * self.sequence.size, micro_batch_size_per_gpu
-        self.limits = MicroBatchLimits(max_tokens, max_rows and max_rows * self.sequence.size)
+        self.sequence = self._share_rows()
+        max_tokens, max_rows = max_tokens_per_micro_batch * self.sequence.budgets, micro_batch_size_per_gpu
+        self.limits = MicroBatchLimits(max_tokens, max_rows and max_rows * self.sequence.budgets)
         self.placed = self._place()
         self.sharded, self.adapted = self.placed.sharded, self.placed.adapted
         self.root = self.placed.root
         self.step_count = 0
+        self.culprit: Culprit | None = None
         self._offloaded = False
         self.optimizer: torch.optim.Optimizer | None = None
         if optim is not None:
             check_schedule(optim, total_steps)
             self.optimizer = self._make_optimizer(optim)
+
+    def _share_rows(self) -> SequenceParallel:
+        return SequenceParallel(self.fsdp.ulysses_sequence_parallel_size, self.ranks, self.module.config)
 
     def _place(self) -> PlacedModel:
         return PlacedModel(self.module, self.ranks, self.fsdp, self.dtype, trainable=self.optim is not None)
@@ -218,12 +222,12 @@ class TorchEngine:
         """Clip and step, or skip; all ranks take the same way."""
         assert self.optimizer is not None
         named = self.placed.trained_weights()
+        self.placed.gradients_done()
         grads = [t.grad for t in named.values() if t.grad is not None]
-        norm = float(full_tensor(torch.nn.utils.get_total_norm(grads)).item()) if grads else 0.0
+        norm = self.placed.gradient_norm(named) if grads else 0.0
         skip = self.ranks.max(float(bad_loss is not None or not math.isfinite(norm))) > 0
         if skip:
-            culprit = bad_loss or _first_bad_gradient(named) or "another rank's loss or gradient"
-            logger.warning("Rank %d: step %d skipped, %s is not finite.", self.ranks.rank, self.step_count + 1, culprit)
+            self._skip(bad_loss, _first_bad_gradient(named))
         elif nothing:
             logger.warning("Step %d has no token to learn from on any rank; the weights stay.", self.step_count + 1)
         else:
@@ -237,6 +241,12 @@ class TorchEngine:
         # one rank speaks for all, so that the sum over ranks counts a skipped step once
         skipped = float(skip and self.ranks.rank == 0)
         return {"grad_norm": Metric.last(norm), "lr": Metric.last(lr), "skipped_updates": Metric.sum(skipped)}
+
+    def _skip(self, bad_loss: str | None, bad_gradient: str | None) -> None:
+        """Note why this step is left out."""
+        rank = self.ranks.rank
+        self.culprit = Culprit(rank, bad_loss, bad_gradient)
+        logger.warning("Rank %d: step %d skipped, %s is not finite.", rank, self.step_count + 1, self.culprit)
 
     def _micro_batches(self, rows: TensorDict, units: list[Unit] | None = None) -> list[Tensor]:
         """Row numbers of each micro-batch; as many on every rank, some perhaps empty."""
@@ -262,6 +272,13 @@ class TorchEngine:
         self._ready(train=False)
         self.placed.reshard()
         yield from self.placed.stream(dtype)
+
+    def unmerged(self) -> dict[str, Tensor] | None:
+        """What `weights` streams, before it is gathered and merged: weights and kept buffers by their names in the
+        module, live, as this rank holds them. None where only `weights` can give them."""
+        self._ready(train=False)
+        self.placed.reshard()
+        return self.placed.unmerged()
 
     def adapter(self) -> Iterator[tuple[str, Tensor]]:
         """The adapter alone, named as peft does; nothing without one. All ranks iterate."""

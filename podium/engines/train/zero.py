@@ -102,10 +102,11 @@ class ZeroModel(PlacedModel):
     # ---- whole tensors; all ranks call these, in the same order
 
     def stream(self, dtype: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
-        kept = self.module.state_dict().keys()
-        buffers = {name: buffer for name, buffer in self.module.named_buffers() if name in kept}
         yield from merged_tensors(self.module, WholeWeights(self, dtype or torch.float32), itself, dtype)
-        yield from merged_tensors(self.module, buffers, itself, dtype)
+        yield from merged_tensors(self.module, self._kept_buffers(), itself, dtype)
+
+    def unmerged(self) -> None:
+        """Only DeepSpeed gathers its parameters."""
 
     def rounded(self, parameter: Tensor) -> Tensor:
         """The parameter in the compute type; nothing is sent when each rank has all of it."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
+import signal
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -19,11 +22,13 @@ from podium.engines.train.base import ModelOutputs
 from podium.engines.train.sharding import local_part
 from podium.engines.train.torch import TorchEngine
 from podium.metric import Metrics
-from podium.models.load import load_causal_lm
+from podium.models.load import load_causal_lm, load_tokenizer
 from podium.models.lora import add_lora
 from podium.models.streamed import WeightFiles
 from podium.models.value import ValueModel
 from podium.protocol import DataProto
+from podium.workers.model_files import ModelFiles
+from podium.workers.saving import CheckpointWriter
 
 Job = Callable[..., object]
 
@@ -192,6 +197,30 @@ def lora_from_saved(sizes: list[int], folder: Path) -> dict[str, Tensor]:
     rows = split(make_batch(8), sizes)
     engine.update(rows, policy_loss, tokens(rows))
     return gathered(engine)
+
+
+def save_model_files(folder: Path, adapted: bool, fsdp_size: int, full_disk: bool) -> tuple[dict[str, Tensor], str]:
+    """Saves in the background and changes the weights meanwhile; the weights at the save, and what went wrong."""
+    changes: dict[str, object] = {"fsdp": FSDPConfig(fsdp_size=fsdp_size)}
+    engine = lora_engine(engine=changes) if adapted else make_engine(**changes)
+    if full_disk and dist.get_rank() == 0:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, resource.RLIM_INFINITY))
+    rows = split(make_batch(8), [8 // dist.get_world_size()] * dist.get_world_size())
+    engine.update(rows, policy_loss, tokens(rows))
+    expected = gathered(engine) | {name: tensor.clone() for name, tensor in engine.adapter()}
+    writer, tokenizer = CheckpointWriter(), load_tokenizer("builtin:tiny", False)
+    writer.save(engine, folder / "actor", True, ModelFiles.of(engine, tokenizer, folder))
+    writer.settle()
+    engine.update(rows, policy_loss, tokens(rows))
+    try:
+        while not writer.written():
+            time.sleep(0.02)
+    except Exception as error:  # noqa: BLE001 (handed to the test)
+        return expected, f"{type(error).__name__}: {error}"
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    return expected, ""
 
 
 def ulysses(sizes: list[int], size: int, shape: dict[str, object], checkpointing: bool) -> dict[str, object]:

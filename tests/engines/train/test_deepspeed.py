@@ -33,7 +33,7 @@ from podium.metric import merge_metrics
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs podium[deepspeed]"),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(1800),
 ]
 
 SPLITS = {2: [3, 5], 3: [6, 0, 2]}

@@ -1,0 +1,70 @@
+"""The Hugging Face folders of a checkpoint: `hf/` with the plain model, adapters merged, and `hf_adapter/` with the
+adapter of a causal LM that has one.
+
+They are written from the copies of a save, beside the training: each tensor is gathered on the first rank, merged and
+written, and then forgotten. Frozen weights are not among the copies and are read where they are. Engines that only give
+whole tensors (`unmerged` is None) gather them at once instead.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from podium.checkpoint.export import export_adapter, export_hf
+from podium.engines.train.state import MODEL
+from podium.engines.train.torch import TorchEngine
+from podium.engines.train.whole import Gatherer
+from podium.models.lora import PEFT_PREFIX, adapter_tensors, merged_tensors
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """What is to be written of a model, as it is now."""
+
+    module: Any
+    tokenizer: Any
+    target: Path
+    has_adapter: bool
+    live: dict[str, Tensor] | None
+    """By their names in the module, as this rank holds them; None: see `whole`."""
+    whole: dict[str, Tensor]
+    """On the first rank, under Hugging Face's and peft's names."""
+
+    @staticmethod
+    def of(engine: TorchEngine, tokenizer: Any, target: Path) -> ModelFiles:
+        """All ranks call this."""
+        has_adapter = engine.adapted and isinstance(engine.module, PreTrainedModel)
+        live, whole = engine.unmerged(), dict[str, Tensor]()
+        if live is None:
+            adapter = engine.adapter() if has_adapter else ()
+            for name, tensor in chain(engine.weights(dtype=torch.float32), adapter):
+                if engine.ranks.rank == 0:
+                    whole[name] = tensor.cpu()
+        return ModelFiles(engine.module, tokenizer, target, has_adapter, live, whole)
+
+    def write(self, copies: Mapping[str, Tensor], full: Gatherer) -> None:
+        """All ranks call this; `copies` are those of the engine's state."""
+        if self.live is None:
+            plain = iter([item for item in self.whole.items() if not item[0].startswith(PEFT_PREFIX)])
+            adapter = iter([item for item in self.whole.items() if item[0].startswith(PEFT_PREFIX)])
+        else:
+            named = {name: copies.get(f"{MODEL}{name}", tensor) for name, tensor in self.live.items()}
+            plain = merged_tensors(self.module, named, full, torch.float32)
+            adapter = adapter_tensors(self.module, named, full) if self.has_adapter else iter(())
+        try:
+            if full.rank == 0:
+                generation = getattr(self.module, "generation_config", None)
+                export_hf(plain, self.module.config, self.tokenizer, self.target / "hf", generation)
+                if self.has_adapter:
+                    export_adapter(dict(adapter), self.module, self.target / "hf_adapter")
+        finally:  # also after a full disk: the other ranks still send
+            deque(chain(plain, adapter), maxlen=0)
