@@ -44,6 +44,11 @@ class RowsDataset:
     def fetch(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
         return [self[number] for number in numbers]
 
+    def place_of(self, uid: str) -> str | None:
+        """The row with this id as the program would write it."""
+        name, _, number = uid.rpartition("-")
+        return f"{self.name}_dataset[{number}]" if name == self.name and number.isdecimal() else None
+
     @property
     def collate_fn(self) -> Callable[[Sequence[dict[str, Any]]], Batch]:
         return functools.partial(collate_fn, pad_token_id=self.tokenizer.pad_token_id)
@@ -51,13 +56,13 @@ class RowsDataset:
     def __getitem__(self, number: int) -> dict[str, Any]:
         raw = self.rows[int(number)]
         if not isinstance(raw, Mapping):
-            raise DataError(f"{self.name}_dataset, row {number}: a row must be a dict, not {type(raw).__name__}")
+            raise DataError(f"{self.name}_dataset[{number}]: a row must be a dict, not {type(raw).__name__}")
         try:
             row, raw_prompt, tokens = self._read(raw)
         except PromptError as error:
-            raise DataError(f"{self.name}_dataset, row {number}: {error}") from error
+            raise DataError(f"{self.name}_dataset[{number}]: {error}") from error
         if not tokens:
-            raise DataError(f"{self.name}_dataset, row {number}: the prompt has no tokens")
+            raise DataError(f"{self.name}_dataset[{number}]: the prompt has no tokens")
         return {
             "input_ids": fit_prompt(tokens, self.max_prompt_length, "truncate_left"),
             "raw_prompt": raw_prompt,

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: every file with its size and checksum.
+"""The manifest of a checkpoint: every file with its size and checksum, and a checksum of itself.
 
 A folder with a manifest that holds is complete; anything else is not a checkpoint. Writing one also brings the files to
 the disk, so that a machine that loses power keeps what was published. It knows nothing of what the files mean.
@@ -15,7 +15,11 @@ from typing import Any
 from podium.errors import CheckpointError
 
 NAME = "manifest.json"
-FORMAT = 1
+FORMAT = 2
+_WITHOUT_CHECKSUM = 1
+"""The format of manifests that do not check themselves; they are read too."""
+_CHECKSUM, _NO_CHECKSUM = "checksum", "0" * 64
+"""Its place in the text is filled with zeros while it is computed."""
 _CHUNK_BYTES = 1 << 20
 
 
@@ -24,12 +28,14 @@ def write_manifest(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
     files = {
         str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": _checksum(path, to_disk=True)}
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != NAME
+        if path.is_file() and path != folder / NAME
     }
-    manifest = {"format": FORMAT, **facts, "files": files}
+    manifest = {"format": FORMAT, **facts, "files": files, _CHECKSUM: _NO_CHECKSUM}
+    text = json.dumps(manifest, indent=1)
+    manifest[_CHECKSUM] = _text_checksum(text)
     partial = folder / f".{NAME}"
     with partial.open("w", encoding="utf-8") as file:
-        json.dump(manifest, file, indent=1)
+        file.write(json.dumps(manifest, indent=1))
         file.flush()
         os.fsync(file.fileno())
     partial.rename(folder / NAME)
@@ -41,15 +47,35 @@ def write_manifest(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
 def read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / NAME
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         raise CheckpointError(f"{folder} is not a complete checkpoint: it has no {NAME}") from error
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
-    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
-        raise CheckpointError(f"{path} is not a manifest")
-    if manifest.get("format") != FORMAT:
-        raise CheckpointError(f"{path} has format {manifest.get('format')}; this version reads format {FORMAT}")
+    return parse_manifest(text, str(path))
+
+
+def parse_manifest(text: str, place: str) -> dict[str, Any]:
+    """What a manifest says; raises unless it is whole. `place`: where it is, for the message."""
+    try:
+        manifest = json.loads(text)
+    except ValueError as error:
+        raise CheckpointError(f"{place} cannot be read: {error}") from error
+    if not isinstance(manifest, dict):
+        raise CheckpointError(f"{place} is not a manifest")
+    if manifest.get("format") not in (FORMAT, _WITHOUT_CHECKSUM):
+        raise CheckpointError(f"{place} has format {manifest.get('format')}; this version reads format {FORMAT}")
+    if manifest["format"] == FORMAT:
+        given = manifest.get(_CHECKSUM)
+        if not isinstance(given, str) or _text_checksum(_NO_CHECKSUM.join(text.rsplit(given, 1))) != given:
+            raise CheckpointError(f"{place} differs from its own checksum")
+    files = manifest.get("files")
+    if not isinstance(files, dict) or not isinstance(manifest.get("metrics", {}), dict):
+        raise CheckpointError(f"{place} is not a manifest")
+    for name, entry in files.items():
+        is_entry = isinstance(entry, dict) and type(entry.get("bytes")) is int and isinstance(entry.get("sha256"), str)
+        if not is_entry:
+            raise CheckpointError(f"{place} is not a manifest: the size and checksum of {name!r} are not in it")
     return manifest
 
 
@@ -80,6 +106,10 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _text_checksum(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
 def _checksum(path: Path, to_disk: bool = False) -> str:

@@ -8,7 +8,6 @@ parts when they are large. When to upload, and how often to try, is the uploader
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -176,8 +175,9 @@ class RemoteStore:
     def _best(self, steps: list[int], retention: Retention) -> int | None:
         metrics: dict[int, Mapping[str, Any]] = {}
         for step in steps:
-            with contextlib.suppress(ValueError, AttributeError):  # not a manifest: damaged there
-                facts = json.loads(self.fs.cat_file(f"{self._place(step)}/{manifest.NAME}"))
+            place = f"{self._place(step)}/{manifest.NAME}"
+            with contextlib.suppress(CheckpointError, UnicodeDecodeError):  # damaged there
+                facts = manifest.parse_manifest(self.fs.cat_file(place).decode("utf-8"), place)
                 metrics[step] = facts.get("metrics", {})
         return retention.best(metrics)
 

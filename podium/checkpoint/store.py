@@ -238,7 +238,11 @@ def find_checkpoint(place: Path, step: int | None = None) -> Path:
     folder = place / "checkpoints" if (place / "checkpoints").is_dir() else place
     store = CheckpointStore(folder)
     if step is None:
-        return store.find("must").path or place
+        found = store.newest()
+        if found.path is None:
+            reasons = "".join(f"\n- {path}: {fault}" for path, fault in found.broken.items())
+            raise CheckpointError(f"there is no complete checkpoint in {folder}{reasons}")
+        return found.path
     if step not in store.steps():
         have = ", ".join(str(known) for known in sorted(store.steps())) or "none"
         raise CheckpointError(f"{folder} has no checkpoint of step {step}; it has {have}")

@@ -6,16 +6,17 @@ import statistics
 from dataclasses import replace
 from typing import Any
 
+from podium.agents.factory import environment_scores
 from podium.checks.findings import Finding, Findings, note, ok, problem
 from podium.config.schema import Config
 from podium.data.agent_names import agent_loop
 from podium.data.dataset import RLHFDataset
-from podium.data.quarantine import BadRow
+from podium.data.quarantine import BadRow, summarize
 from podium.data.tasks import Split
 from podium.errors import DataError, PodiumError
 from podium.models.load import load_processor
+from podium.rewards.answers import answer_rule
 
-SHOWN_BAD_ROWS = 3
 FIRST_ROWS, SPREAD_ROWS = 1_000, 256
 NO_LIMIT = 1 << 30
 
@@ -37,19 +38,23 @@ def _check_split(config: Config, tokenizer: Any, split: Split, files: list[str])
         return
     dataset.agent = agent_loop(config)
     try:
+        told = [] if environment_scores(config) else dataset.expect_answers(answer_rule(config))
+    except Exception:  # noqa: BLE001  (fault boundary: the check of the reward says what is wrong with it)
+        told = []
+    yield from (note("data", text) for text in told)
+    try:
         lengths, bad = _look(dataset)
     except DataError as error:
         yield problem("data", str(error), f"correct {key}, or the settings it names")
         return
     looked = len(lengths) + len(bad)
     if len(bad) > config.data.max_bad_rows:
-        first = "; ".join(str(error) for error in bad[:SHOWN_BAD_ROWS])
         fix = f"repair them, or set data.max_bad_rows={len(bad)} to leave such rows out"
-        yield problem("data", f"{len(bad)} of {looked} rows looked at in {key} cannot be used: {first}", fix)
+        yield problem("data", f"{len(bad)} of {looked} rows looked at in {key} cannot be used: {summarize(bad)}", fix)
         return
     if bad:
-        yield note("data", f"{len(bad)} of {looked} rows looked at in {key} will be left out: {bad[0]}")
-    yield from _check_lengths(config, split, len(dataset), lengths)
+        yield note("data", f"{len(bad)} of {looked} rows looked at in {key} will be left out: {summarize(bad)}")
+    yield from _check_lengths(config, split, dataset, lengths)
     if split == "train":
         yield from _check_count(config, len(dataset) - len(bad))
 
@@ -66,7 +71,7 @@ def _look(dataset: RLHFDataset) -> tuple[dict[int, int], list[BadRow]]:
     return lengths, bad
 
 
-def _check_lengths(config: Config, split: str, rows: int, lengths: dict[int, int]) -> Findings:
+def _check_lengths(config: Config, split: str, dataset: RLHFDataset, lengths: dict[int, int]) -> Findings:
     limit = config.data.prompt_limit
     long = {row: length for row, length in lengths.items() if length > limit}
     if long and config.data.overlong_prompts == "error":
@@ -74,13 +79,13 @@ def _check_lengths(config: Config, split: str, rows: int, lengths: dict[int, int
         yield problem(
             "data",
             f"{len(long)} of {len(lengths)} {split} prompts looked at have more than data.max_prompt_length={limit} "
-            f"tokens; row {row} has {long[row]}",
+            f"tokens; {dataset.place_of(dataset.uid(row))} has {long[row]}",
             f"set data.max_prompt_length={long[row]}, or data.overlong_prompts=drop or truncate_left",
         )
     elif lengths:
         tokens = list(lengths.values())
         words = f"prompts have {min(tokens)} to {max(tokens)} tokens, in the middle {statistics.median(tokens):g}"
-        yield ok("data", f"{split}: {rows:,} rows; {words} (limit {limit})")
+        yield ok("data", f"{split}: {len(dataset):,} rows; {words} (limit {limit})")
 
 
 def _check_count(config: Config, rows: int) -> Findings:

@@ -12,7 +12,7 @@ from typing import Any
 
 from podium.checks.findings import Findings, note, ok, problem
 from podium.config.resolve import num_workers
-from podium.config.schema import Config, DeepSpeedConfig, FSDPConfig
+from podium.config.schema import ActorConfig, Config, CriticConfig, FSDPConfig
 from podium.trainer.requirements import needs_reference_policy
 
 GB = float(1 << 30)
@@ -80,17 +80,14 @@ def estimate(config: Config, shape: Shape, is_gpu: bool, device_gb: float) -> Es
     model, actor = config.actor_rollout_ref.model, config.actor_rollout_ref.actor
     compute = 2 if model.dtype == "bfloat16" or (model.dtype == "auto" and is_gpu) else 4
     workers = num_workers(config)
-    zero = actor.strategy == "deepspeed" and workers > 1
-    weights, optimizer = _trained(
-        shape, actor.fsdp, workers, compute, model.lora_rank > 0, actor.deepspeed if zero else None
-    )
+    weights, optimizer = _trained(config, actor, shape, compute, model.lora_rank > 0)
     if needs_reference_policy(config) and not model.lora_rank:
-        weights += compute * shape.parameters / _shards(actor.fsdp, workers)
+        split = _is_split(config)
+        weights += compute * shape.parameters / (_parts(actor) if split else _shards(actor.fsdp, workers))
     if workers > 1 or model.lora_rank:  # the rollout engine cannot share the trainer's own weights
         weights += compute * shape.parameters
     if config.critic.enable:
-        settings, lora = config.critic, config.critic.model.lora_rank > 0
-        critic = _trained(shape, settings.fsdp, workers, compute, lora, settings.deepspeed if zero else None)
+        critic = _trained(config, config.critic, shape, compute, config.critic.model.lora_rank > 0)
         weights, optimizer = weights + critic[0], optimizer + critic[1]
     if config.reward_model.enable:
         weights += compute * shape.parameters
@@ -107,12 +104,26 @@ def _shards(fsdp: FSDPConfig, workers: int) -> int:
     return workers if fsdp.fsdp_size == -1 else max(1, fsdp.fsdp_size)
 
 
+def _is_split(config: Config) -> bool:
+    return config.actor_rollout_ref.actor.strategy == "megatron" and num_workers(config) > 1
+
+
+def _parts(role: ActorConfig | CriticConfig) -> int:
+    return max(1, role.megatron.tensor_model_parallel_size)
+
+
 def _trained(
-    shape: Shape, fsdp: FSDPConfig, workers: int, compute: int, lora: bool, zero: DeepSpeedConfig | None = None
+    config: Config, role: ActorConfig | CriticConfig, shape: Shape, compute: int, lora: bool
 ) -> tuple[float, float]:
     """(weights and gradients, optimizer state) in bytes of a model that is trained."""
+    fsdp, workers = role.fsdp, num_workers(config)
     shards = _shards(fsdp, workers)
-    if zero is not None:  # weights in the compute type lie beside the masters
+    if _is_split(config):  # replicas hold the same, but for the optimizer's state
+        part = shape.parameters / _parts(role)
+        replicas = workers // _parts(role) if role.megatron.use_distributed_optimizer else 1
+        return (8 + (compute if compute != 4 else 0)) * part, 8 * part / max(1, replicas)
+    if config.actor_rollout_ref.actor.strategy == "deepspeed" and workers > 1:
+        zero = role.deepspeed  # weights in the compute type lie beside the masters
         weights = compute * shape.parameters / (1 if zero.zero_stage == 2 else workers)
         part = 0.0 if lora else 4 * shape.parameters / workers
         return weights + (1 if zero.offload_optimizer else 2) * part, 0.0 if zero.offload_optimizer else 2 * part

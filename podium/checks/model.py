@@ -8,7 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from podium.checks.findings import Findings, note, ok, problem
+from podium.config.resolve import num_workers
 from podium.config.schema import Config
+from podium.engines.train.megatron_names import cut_for
 from podium.errors import PodiumError
 from podium.models.load import load_config, load_tokenizer
 from podium.models.value import read_score_head
@@ -39,11 +41,23 @@ def _check_policy(config: Config, shape: Any, tokenizer: Any) -> Findings:
             f"the model reaches {reach} tokens (max_position_embeddings), prompt and response may have {longest}",
             f"set data.max_response_length={max(1, reach - config.data.max_prompt_length)}, or a shorter prompt",
         )
+    yield from _check_split(config, text)
     if len(tokenizer) > text.vocab_size:
         yield note("model", f"the tokenizer has {len(tokenizer)} tokens, the model {text.vocab_size}")
     kind = f"{type(shape).__name__.removesuffix('Config')}, {text.num_hidden_layers} layers of {text.hidden_size}"
     template = "a chat template" if tokenizer.chat_template else "no chat template: prompts go in as plain text"
     yield ok("model", f"{config.actor_rollout_ref.model.path}: {kind}; {template}")
+
+
+def _check_split(config: Config, text: Any) -> Findings:
+    """Whether the ranks can share the model with `strategy: megatron`."""
+    actor = config.actor_rollout_ref.actor
+    if actor.strategy != "megatron" or num_workers(config) == 1:
+        return
+    try:
+        cut_for(text, 0, actor.megatron.tensor_model_parallel_size)
+    except PodiumError as error:
+        yield problem("model", str(error), "set another size, or actor_rollout_ref.actor.strategy=fsdp")
 
 
 def _check_reward_model(config: Config, tokenizer: Any) -> Findings:

@@ -6,7 +6,7 @@ It runs where a run's rewards run, in a process with a time limit, so a function
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,9 @@ from podium.rewards.scorer import RewardScorer
 ROWS = 10
 PATIENCE_S = 10.0
 NONSENSE = "qwertz 12345 ."
+
+PlaceOf = Callable[[str], str | None]
+"""File and line of the row with an id."""
 
 
 def check_reward(config: Config, dataset: RLHFDataset) -> Findings:
@@ -41,7 +44,7 @@ def check_reward(config: Config, dataset: RLHFDataset) -> Findings:
         yield ok("reward", "a reward model scores the responses; no function is asked in training")
         return
     rows = [row for row in _rows(fetched) if row.data_source not in without_rule]
-    yield from _try_function(config, rows)
+    yield from _try_function(config, rows, dataset.place_of)
 
 
 def _rows(fetched: Sequence[dict[str, Any]]) -> list[RewardRow]:
@@ -51,7 +54,7 @@ def _rows(fetched: Sequence[dict[str, Any]]) -> list[RewardRow]:
     return make_rows(batch, ["" for _ in fetched])
 
 
-def _try_function(config: Config, rows: list[RewardRow]) -> Findings:
+def _try_function(config: Config, rows: list[RewardRow], place_of: PlaceOf) -> Findings:
     limit = min(config.reward.timeout_s, PATIENCE_S)
     scorer = RewardScorer(replace(config.reward, timeout_s=limit, num_processes=max(1, config.reward.num_processes)))
     name = " + ".join(make_spec(config.reward).functions)
@@ -64,7 +67,7 @@ def _try_function(config: Config, rows: list[RewardRow]) -> Findings:
             outcomes = _answers(scorer, [replace(row, response=write(row)) for row in rows])
             seconds = (time.perf_counter() - start) / max(1, len(rows))
             if any(outcome.status != "ok" for outcome in outcomes):
-                yield _failure(name, rows, outcomes)
+                yield _failure(name, rows, outcomes, place_of)
                 return
             scores.append([outcome.values["score"] for outcome in outcomes])
     finally:
@@ -73,13 +76,14 @@ def _try_function(config: Config, rows: list[RewardRow]) -> Findings:
     yield from _compare(name, rows, [max(pair) for pair in zip(plain, marked, strict=True)], wrong, seconds)
 
 
-def _failure(name: str, rows: list[RewardRow], outcomes: list[Outcome]) -> Finding:
+def _failure(name: str, rows: list[RewardRow], outcomes: list[Outcome], place_of: PlaceOf) -> Finding:
     failed = [(row, outcome) for row, outcome in zip(rows, outcomes, strict=True) if outcome.status != "ok"]
     row, outcome = failed[0]
+    place = f"{place_of(row.uid)} ({row.data_source})"
     fix = "make it return in time" if outcome.status == "timeout" else "make it return a finite number for every row"
     return problem(
         "reward",
-        f"{name} failed on {len(failed)} of {len(rows)} rows; row {row.uid} ({row.data_source}): {outcome.reason}",
+        f"{name} failed on {len(failed)} of {len(rows)} rows; {place}: {outcome.reason}",
         f"{fix}; extra_info has the row's own columns, ground_truth its answer",
     )
 

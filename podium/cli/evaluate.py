@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from podium.errors import ConfigError
+from podium.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -65,13 +66,13 @@ def run(arguments: argparse.Namespace) -> int:
 def evaluate(model: str, overrides: list[str], arguments: argparse.Namespace, folder: Path) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in `podium train`
     from podium.config import load_config
-    from podium.serving.server import find_model
     from podium.tracking import read_metrics
 
     recipe = Path(model) / "config.yaml"
+    found = find_or_advise(model, arguments.step, recipe)
     sampling = [f"n={arguments.n}", f"temperature={arguments.temperature}", f"do_sample={arguments.temperature > 0}"]
     words = [
-        f"{MODEL_KEY}={find_model(model, arguments.step)}",
+        f"{MODEL_KEY}={found}",
         *(f"actor_rollout_ref.rollout.val_kwargs.{word}" for word in sampling),
         *overrides,
         *NO_TRAINING,
@@ -94,3 +95,17 @@ def evaluate(model: str, overrides: list[str], arguments: argparse.Namespace, fo
     if arguments.out:
         sys.stdout.write(f"answers: {folder / 'validation'}\n")
     return code
+
+
+def find_or_advise(model: str, step: int | None, recipe: Path) -> str:
+    """The model to score; a run that saved none is told with the command that scores what it started from."""
+    from podium.config import load_config
+    from podium.serving.server import find_model, start_of
+
+    try:
+        return find_model(model, step)
+    except CheckpointError as error:
+        if start := start_of(recipe.parent):
+            files = ",".join(load_config(recipe).data.val_files) or "test.parquet"
+            error.add_note(f"To score it: podium eval {start} {shlex.quote(f'data.val_files=[{files}]')}")
+        raise

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 EPILOG = """\
-Newest first: how each run stands, its step, reward and validation score.
+Newest first: how each run stands, its step, reward and validation score;
+below them why a run crashed.
 
 examples:
   podium runs
@@ -76,7 +77,11 @@ def _table(found: list[dict[str, Any]]) -> None:
             f"{_number(shown['validation']['first'])} → {_number(shown['validation']['last'])}",
             _age(shown["updated_at"]),
         )
-    Console(highlight=False).print(table)
+    console = Console(highlight=False)
+    console.print(table)
+    for shown in found:
+        if shown["status"] == "crashed" and shown["reason"]:
+            console.print(f"{shown['id'] or '.'} crashed: {shown['reason']}", markup=False)
 
 
 def _number(value: float | None) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from podium.cli.train import ending, keep_traceback, split_words
+from podium.errors import RunFolderBusy
 
 if TYPE_CHECKING:
     from podium.config.schema_sft import SupervisedConfig
@@ -101,6 +102,8 @@ def _run(config: SupervisedConfig, job: str) -> int:
 
     try:
         return ending(supervised.run_supervised(config, getattr(supervised, job)), config.trainer.runtime)
+    except RunFolderBusy:
+        raise  # the record in that folder is the other's
     except BaseException as error:
         keep_traceback(error, Path(config.trainer.default_local_dir) / "console.log")
         raise

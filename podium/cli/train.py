@@ -9,12 +9,13 @@ import argparse
 import contextlib
 import os
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from podium.errors import ConfigError
+from podium.errors import ConfigError, RunFolderBusy
 
 if TYPE_CHECKING:
     from podium.config import Config
@@ -84,6 +85,8 @@ def train(config: Config) -> int:
 
     try:
         return ending(run_ppo(config), config.trainer.runtime)
+    except RunFolderBusy:
+        raise  # the record in that folder is the other's
     except BaseException as error:
         keep_traceback(error, Path(config.trainer.default_local_dir) / "console.log")
         raise
@@ -181,6 +184,26 @@ def keep_traceback(error: BaseException, path: Path) -> None:
     try:
         with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
             file.write("".join(traceback.format_exception(error)))
+        if isinstance(error, Exception):  # a run that failed before its record began is a failed run too
+            note_failure(error, path.parent)
     except OSError:
         return
     error.add_note(f"The traceback is in {path}.")
+
+
+def note_failure(error: Exception, run: Path) -> None:
+    """The last event of the run: readers of the folder tell by it that it failed, and why.
+
+    A run that was finished stays so when a later command fails before it begins.
+    """
+    from podium.config.secrets import scrub_text
+    from podium.tracking.jsonl import JsonLines
+    from podium.tracking.runlog import read_events
+
+    turns = [event["kind"] for event in read_events(run) if event.get("kind") in ("started", "resumed", "finished")]
+    if turns[-1:] == ["finished"]:
+        return
+    reason = scrub_text(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+    events = JsonLines(run / "events.jsonl")
+    events.append({"time": round(time.time(), 3), "kind": "failed", "reason": reason})
+    events.close()

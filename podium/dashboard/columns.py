@@ -44,7 +44,7 @@ class Column:
 
 class MetricColumns:
     def __init__(self) -> None:
-        self._file = GrowingFile()
+        self._file = GrowingFile(is_amended=True)
         self._indexed: tuple[int, int, int] | None = None
         self._clear()
 

@@ -1,7 +1,8 @@
 """Files that grow while they are read: complete lines only, each once, and a word when the file was replaced.
 
 A resumed run cuts or replaces its files. That is seen by the inode, the size, and the last bytes that were read;
-reading then starts over. A last line without its newline is left for the next look.
+reading then starts over. A run completes its last line of metrics when it knows more of that step: only that line is
+read again. A last line without its newline is left for the next look.
 """
 
 from __future__ import annotations
@@ -37,10 +38,13 @@ class Block:
 class GrowingFile:
     """The position of a reader in a file."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_amended: bool = False) -> None:
+        """`is_amended`: a longer line may take the place of the last one; it is then read again, and alone."""
         self.offset = 0
         self._inode: tuple[int, int] | None = None
         self._mark = b""
+        self._is_amended = is_amended
+        self._last_line, self._mark_before_it = 0, b""
 
     def new_blocks(self, file: BinaryIO) -> Iterator[Block]:
         """What has been added since the last call, in blocks of some megabytes."""
@@ -58,19 +62,29 @@ class GrowingFile:
                 continue
             start = self.offset
             self.offset += size
+            last_line = buffer.rfind(b"\n", 0, size - 1) + 1
+            self._last_line = start + last_line
+            self._mark_before_it = bytes(buffer[max(0, last_line - MARK_BYTES) : last_line]) or self._mark
             self._mark = bytes(buffer[max(0, size - MARK_BYTES) : size])
             yield Block(start, buffer, size)
 
     def _start_over_if_replaced(self, file: BinaryIO) -> bool:
         info = os.fstat(file.fileno())
         inode = (info.st_dev, info.st_ino)
-        before = os.pread(file.fileno(), len(self._mark), self.offset - len(self._mark)) if self._mark else b""
-        same = self._inode is None or (inode == self._inode and before == self._mark)
-        self._inode = inode
-        if same:
+        same_file, self._inode = self._inode is None or inode == self._inode, inode
+        if same_file and _stands(file, self._mark, self.offset):
+            return False
+        may_be_amended = same_file and self._is_amended and self._last_line and info.st_size > self.offset
+        if may_be_amended and _stands(file, self._mark_before_it, self._last_line):
+            self.offset, self._mark = self._last_line, self._mark_before_it
             return False
         self.offset, self._mark = 0, b""
         return True
+
+
+def _stands(file: BinaryIO, mark: bytes, end: int) -> bool:
+    """Whether these bytes still stand before a place in the file."""
+    return not mark or os.pread(file.fileno(), len(mark), end - len(mark)) == mark
 
 
 class Records:

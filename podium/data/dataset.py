@@ -21,9 +21,10 @@ from podium.config.schema import DataConfig
 from podium.config.schema_sft import ResponseDataConfig
 from podium.data.agent_names import AgentLoop
 from podium.data.images import Arrays, encode_with_images, image_key, load_images
+from podium.data.places import place_words
 from podium.data.prompts import PromptError, build_messages, encode_messages, fit_prompt, is_overlong
 from podium.data.quarantine import BadRow, OverlongRow, Quarantine
-from podium.data.rows import Row, read_row
+from podium.data.rows import AnswerRule, Row, has_answer, read_row
 from podium.data.sampler import permutation
 from podium.data.sources import Source, open_source
 from podium.data.tasks import Split, is_task_word
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 LOOK_AHEAD_ROWS = 2_000
 """Rows that are looked at before training starts; more would make a start longer with a longer file."""
+
+NO_ANSWER = "no answer in reward_model.ground_truth, ground_truth or answer"
 
 Batch = dict[str, torch.Tensor | NDArray[np.object_]]
 
@@ -61,8 +64,10 @@ class RLHFDataset:
         self._rows = self._choose_rows()
         self.agent: AgentLoop | None = None
         """What runs the rows, where it is known: a row that names another is an error."""
+        self._answers: AnswerRule | None = None
+        self._unanswered: set[int] = set()
         self._truncated: set[int] = set()
-        self._dropped: set[tuple[str, int]] = set()
+        self._dropped: set[tuple[int, int]] = set()
         self.quarantine = Quarantine(quarantine, config.max_bad_rows)
         if config.overlong_prompts == "drop" and len(self._rows) <= LOOK_AHEAD_ROWS:
             self._keep(self._fits)
@@ -81,6 +86,40 @@ class RLHFDataset:
         """The id of a row, without reading it."""
         place, row_number = self._locate(int(self._rows[index]))
         return f"{self._ids[place]}-{row_number}"
+
+    def place_of(self, uid: str) -> str | None:
+        """File and line (or row) of the row with this id; None for an id of somewhere else."""
+        source_id, _, row_number = uid.rpartition("-")
+        if source_id not in self._ids or not row_number.isdecimal():
+            return None
+        return self._place(self._ids.index(source_id), int(row_number))
+
+    def expect_answers(self, rule: AnswerRule) -> list[str]:
+        """From here on a row is bad that has no answer where the `rule` says it is compared with one.
+
+        A function of the user's own may take `ground_truth` and not look at it: a file that has no answer at all in
+        its first rows is taken as it is. What to tell about such files comes back.
+        """
+        self._answers = rule
+        for place, source in enumerate(self._sources):
+            if not is_task_word(source.name) and self._has_no_answers(place, rule):
+                self._unanswered.add(place)
+        names = [self._sources[place].name for place in sorted(self._unanswered)]
+        return [f"{name}: {NO_ANSWER} of any row; the reward function gets ground_truth=None" for name in names]
+
+    def _has_no_answers(self, place: int, rule: AnswerRule) -> bool:
+        """Whether the user's own function is all that asks, and none of the first rows has an answer."""
+        asked, source = False, self._sources[place]
+        for row_number in range(min(len(source), LOOK_AHEAD_ROWS)):
+            try:
+                row = read_row(source[row_number], self.config.prompt_key, default_source=Path(source.name).stem)
+            except DataError:
+                continue
+            need = rule(row)
+            if has_answer(row) or (need is not None and not need.is_own):
+                return False
+            asked = asked or need is not None
+        return asked
 
     def check_rows(self) -> None:
         """Quarantine the bad ones among the first rows of files; what comes behind is checked when it is drawn."""
@@ -118,9 +157,10 @@ class RLHFDataset:
             policy = self.config.overlong_prompts
             input_ids = fit_prompt(tokens, limit, "drop" if images and policy == "truncate_left" else policy)
         except PromptError as error:
-            raise DataError(f"{self._sources[place].name}, row {row_number}: {error}") from error
+            raise DataError(f"{self._place(place, row_number)}: {error}") from error
         if input_ids is None:
-            raise OverlongRow(self._sources[place].name, row_number, f"the prompt has {len(tokens)} tokens")
+            self._dropped.add((place, row_number))
+            raise OverlongRow(*self._name(place, row_number), f"the prompt has {len(tokens)} tokens")
         return {
             "input_ids": input_ids,
             "raw_prompt": raw_prompt,
@@ -143,7 +183,7 @@ class RLHFDataset:
             pictures = load_images(row.images)
             return row, messages, *encode_with_images(self.processor, messages, pictures, row.tools, options)
         except PromptError as error:
-            raise BadRow(self._sources[place].name, row_number, str(error)) from error
+            raise BadRow(*self._name(place, row_number), str(error)) from error
 
     def _parse(self, place: int, row_number: int) -> tuple[Row, list[dict[str, Any]]]:
         source = self._sources[place]
@@ -153,10 +193,16 @@ class RLHFDataset:
             if row.images is not None and self.processor is None:
                 raise PromptError("the row has images and the model has no processor for them; use a vision model")
             if row.agent_name and self.agent is not None:
-                self.agent.check(row.agent_name, f"{source.name}, row {row_number}")
+                self.agent.check(row.agent_name, self._place(place, row_number))
+            if place not in self._unanswered and (lack := self._missing_answer(row)):
+                raise PromptError(lack)
             return row, build_messages(row.prompt, self.config.system_prompt)
         except PromptError as error:
-            raise BadRow(source.name, row_number, str(error)) from error
+            raise BadRow(*self._name(place, row_number), str(error)) from error
+
+    def _missing_answer(self, row: Row) -> str:
+        need = self._answers(row) if self._answers is not None and not has_answer(row) else None
+        return "" if need is None else f"{NO_ANSWER}, and {need.function} compares with it{need.hint}"
 
     def _fetch_one(self, row: int, taken: set[int]) -> dict[str, Any]:
         for candidate in (number % len(self) for number in range(row, row + len(self))):
@@ -164,8 +210,8 @@ class RLHFDataset:
                 continue
             try:
                 found = self[candidate]
-            except OverlongRow as overlong:
-                self._dropped.add((overlong.file, overlong.row))
+            except OverlongRow:
+                continue
             except BadRow as bad:
                 self.quarantine.add(bad)
             else:
@@ -176,13 +222,14 @@ class RLHFDataset:
     def _keep(self, wanted: Callable[[int, int], bool], limit: int | None = None) -> None:
         """Of the first `limit` rows only the wanted ones; bad ones go to the quarantine."""
         head, tail = self._rows[:limit], self._rows[len(self._rows[:limit]) :]
-        keep = np.ones(len(head), dtype=bool)
+        keep, found = np.ones(len(head), dtype=bool), list[BadRow]()
         for number, position in enumerate(head):
             try:
                 keep[number] = wanted(*self._locate(int(position)))
             except BadRow as bad:
-                self.quarantine.add(bad)
+                found.append(bad)
                 keep[number] = False
+        self.quarantine.add(*found)
         self._rows = np.concatenate([head[keep], tail])
         if not len(self._rows):
             limit_words = f"{self.num_dropped} {self.split} prompts have more than {self.config.prompt_limit} tokens"
@@ -196,8 +243,16 @@ class RLHFDataset:
     def _fits(self, place: int, row_number: int) -> bool:
         fits = not is_overlong(self._read(place, row_number)[2], self.config.prompt_limit)
         if not fits:
-            self._dropped.add((self._sources[place].name, row_number))
+            self._dropped.add((place, row_number))
         return fits
+
+    def _name(self, place: int, row_number: int) -> tuple[str, int]:
+        """A row as people are told of it: its file, and its number there (places.py)."""
+        source = self._sources[place]
+        return source.name, source.number(row_number)
+
+    def _place(self, place: int, row_number: int) -> str:
+        return place_words(*self._name(place, row_number))
 
     def _locate(self, position: int) -> tuple[int, int]:
         """The source and the row in it of a position in all sources together."""

@@ -111,7 +111,7 @@ class ExampleRows(_Rows):
             prompt, response = self._read(raw)
             return self._fit(Example(self._prompt_ids(prompt, raw), self._response_ids(response)))
         except PromptError as error:
-            raise BadRow(source.name, number, str(error)) from error
+            raise BadRow(source.name, source.number(number), str(error)) from error
 
     def _read(self, raw: Mapping[str, Any]) -> tuple[Any, str]:
         if isinstance(raw.get("messages"), Sequence) and raw.get(self.config.prompt_key) is None:
@@ -151,7 +151,7 @@ class PairRows(_Rows):
             sides = [self._fit(Example(ids, self._response_ids(text))) for text in (chosen, rejected)]
             margin = float(raw.get("margin") or 0.0)
         except (PromptError, TypeError, ValueError) as error:
-            raise BadRow(source.name, number, str(error)) from error
+            raise BadRow(source.name, source.number(number), str(error)) from error
         return None if sides[0] is None or sides[1] is None else Pair(sides[0], sides[1], margin)
 
 

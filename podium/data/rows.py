@@ -6,9 +6,9 @@ tokenized here, and nothing is guessed: a row without a prompt is an error.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from podium.data.prompts import PromptError, read_tools
 
@@ -30,6 +30,37 @@ class Row:
     """The agent loop the row asks for."""
     images: Any = None
     """The pictures of the prompt as the file holds them; None where it has none."""
+
+
+class AnswerNeed(NamedTuple):
+    """A reward function that compares a row's response with its answer."""
+
+    function: str
+    is_own: bool = False
+    """The user's function, which may take the answer and not look at it."""
+
+    @property
+    def hint(self) -> str:
+        return "; if it can do without, write ground_truth=None in its parameters" if self.is_own else ""
+
+
+AnswerRule = Callable[[Row], AnswerNeed | None]
+"""What compares a row's response with its answer; None where nothing does."""
+
+
+def has_answer(row: Row) -> bool:
+    return not _is_empty(row.ground_truth)
+
+
+def _is_empty(value: Any) -> bool:
+    """Nothing to compare with: null, blank text, or a list or object of nothing else."""
+    if value is None:
+        return True
+    if isinstance(value, str):
+        return not value.strip()
+    if isinstance(value, Mapping):
+        return all(_is_empty(item) for item in value.values())
+    return isinstance(value, list | tuple) and all(_is_empty(item) for item in value)
 
 
 def read_row(raw: Mapping[str, Any], prompt_key: str, default_source: str) -> Row:

@@ -23,7 +23,8 @@ class ResumableSampler:
         if batch_size < 1:
             raise ConfigError(f"batch size {batch_size} must be at least 1")
         if size < batch_size:
-            raise ConfigError(f"{size} rows do not fill one batch of {batch_size}; lower the batch size or add rows")
+            fix = "lower data.train_batch_size or add rows"
+            raise ConfigError(f"{size} rows do not fill one batch of {batch_size}; {fix}")
         self.size, self.batch_size, self.seed, self.shuffle = size, batch_size, seed, shuffle
         self.epoch, self.cursor = 0, 0
         self._order_of: tuple[int, int] | None = None  # the (seed, epoch) of `_order`

@@ -29,6 +29,9 @@ class Source(Protocol):
 
     def __getitem__(self, row: int) -> RawRow: ...
 
+    def number(self, row: int) -> int:
+        """What to call the row: its number in the file, from 1; of a text file the line (places.py)."""
+
 
 def open_source(word: str, split: Split, cache_dir: str = "") -> Source:
     """The source a word of `data.train_files` or `data.val_files` asks for."""
@@ -42,7 +45,10 @@ def open_source(word: str, split: Split, cache_dir: str = "") -> Source:
         ".jsonl": JsonlSource,
     }
     if path.suffix not in readers:
-        raise DataError(f"{word!r} is neither task:<name> nor a file that ends in {' or '.join(readers)}")
+        raise DataError(
+            f"{word!r} is neither task:<name>, nor a file that ends in {' or '.join(readers)}, nor a folder here; "
+            "nothing is downloaded, so save a data set of a hub as a file or with save_to_disk first"
+        )
     if not path.is_file():
         raise DataError(f"the data file {word!r} does not exist (looked for {path.absolute()})")
     source = readers[path.suffix](word, path)
@@ -64,6 +70,9 @@ class TaskSource:
     def __getitem__(self, row: int) -> RawRow:
         return self._rows[row]
 
+    def number(self, row: int) -> int:
+        return row + 1
+
 
 class ArrowSource:
     """Arrow rows; only the row asked for becomes Python objects."""
@@ -83,6 +92,9 @@ class ArrowSource:
     def __getitem__(self, row: int) -> RawRow:
         return self._rows[row]
 
+    def number(self, row: int) -> int:
+        return row + 1
+
 
 def _kind(word: str) -> str:
     return "parquet" if word.endswith(".parquet") else "a folder of the datasets library"
@@ -94,13 +106,16 @@ class JsonlSource:
     def __init__(self, word: str, path: Path) -> None:
         self.name = word
         self._path = path
-        starts, at = [], 0
+        starts, blanks, at = [], [], 0
         with path.open("rb") as lines:
             for line in lines:
                 if line.strip():
                     starts.append(at)
+                else:
+                    blanks.append(len(starts))
                 at += len(line)
         self._starts = np.array(starts, dtype=np.int64)
+        self._rows_before_blank = np.array(blanks, dtype=np.int64)
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -108,11 +123,22 @@ class JsonlSource:
     def __getitem__(self, row: int) -> RawRow:
         with self._path.open("rb") as lines:
             lines.seek(int(self._starts[row]))
-            line = lines.readline()
+            line = lines.readline().rstrip()  # a fault is at a column of this line, not of the next
         try:
             value = json.loads(line)
         except ValueError as error:  # bad JSON or bad UTF-8
-            raise BadRow(self.name, row, f"not valid JSON ({error})") from error
+            raise BadRow(self.name, self.number(row), f"not valid JSON ({json_fault(error)})") from error
         if not isinstance(value, dict):
-            raise BadRow(self.name, row, f"a JSON object was expected, found {type(value).__name__}")
+            reason = f"a JSON object was expected, found {type(value).__name__}"
+            raise BadRow(self.name, self.number(row), reason)
         return value
+
+    def number(self, row: int) -> int:
+        return row + 1 + int(np.searchsorted(self._rows_before_blank, row, side="right"))
+
+
+def json_fault(error: ValueError) -> str:
+    """What is wrong with a line of JSON; Python would call every line of a jsonl file line 1."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg[:1].lower()}{error.msg[1:]} at column {error.colno}"
+    return str(error)

@@ -33,6 +33,9 @@ class TaskPairSource:
         rng = random.Random(f"{self.name}|{self._split}|{row}")
         return {"prompt": raw["prompt"], "chosen": answer, "rejected": wrong_answer(self._task, answer, truth, rng)}
 
+    def number(self, row: int) -> int:
+        return row + 1
+
 
 def wrong_answer(task: Task, answer: str, ground_truth: Any, rng: random.Random) -> str:
     """A near miss of `answer` that the task's verifier rejects."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -102,16 +103,30 @@ def publish(
     if isinstance(rollout_engine, RemoteEngines):
         mode = "broadcast"
     try:
-        sent = TRANSPORTS[mode](train_engine, rollout_engine, version)
-        _check_samples(sent, rollout_engine, version)
+        sent = _send(train_engine, rollout_engine, version, mode, probe)
         difference = None
         if probe is not None:
             difference = _check_probe(train_engine, rollout_engine, probe, tolerance)
-    finally:
+    except BaseException:
         if isinstance(rollout_engine, RemoteEngines):
-            rollout_engine.finish()
+            with suppress(PublishError):  # the first failure is the one to know of
+                rollout_engine.finish()
+        raise
+    if isinstance(rollout_engine, RemoteEngines):
+        rollout_engine.finish()
     seconds = time.perf_counter() - start
     return Publication(version, mode, sent.num_tensors, sent.num_bytes, difference, seconds)
+
+
+def _send(train_engine: WeightSource, rollout_engine: Receiver, version: int, mode: Mode, probe: Probe | None) -> Sent:
+    try:
+        sent = TRANSPORTS[mode](train_engine, rollout_engine, version)
+        _check_samples(sent, rollout_engine, version)
+    except PublishError:
+        if isinstance(rollout_engine, RemoteEngines) and probe is not None:
+            rollout_engine.all_well(False)  # the other ranks are on their way to the probe, which is collective
+        raise
+    return sent
 
 
 def make_probe(train_engine: Scorer) -> Probe:

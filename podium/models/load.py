@@ -32,6 +32,7 @@ from transformers.utils import logging as transformers_logging
 from podium.config.schema import ModelConfig
 from podium.errors import ModelError
 from podium.models.attention import PackedAttention, install_attention
+from podium.models.hub import hub_options
 from podium.models.streamed import WeightFiles, attach, can_stream, parameters_on_meta
 from podium.models.vision import check_vision, is_vision_model
 
@@ -262,6 +263,8 @@ def _read(loader: Callable[..., Any], path: str, **options: Any) -> Any:
     place = resolve_path(path)
     if is_gguf(place):
         return _read_gguf(loader, Path(place), options)
+    if not Path(place).is_dir():
+        options |= hub_options(place)
     try:
         return loader(place, **options)
     except ModelError:

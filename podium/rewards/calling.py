@@ -48,6 +48,15 @@ class RewardFunction:
         self._by_name = self.signature.takes_any or bool(names & set(ROW_NAMES))
         self._kwargs = self.signature.accepted(kwargs)
 
+    @property
+    def needs_answer(self) -> bool:
+        """Whether it takes the ground truth, in one of verl's forms, and has no default for it."""
+        if "completions" in self.signature.names:
+            return False  # TRL's: a column may well hold None
+        if self.takes_many or self._by_name:
+            return bool(self.signature.required & {"ground_truth", "ground_truths"})
+        return len(self.signature.required) > 2  # filled in verl's order, whatever the names
+
     def call_row(self, row: RewardRow) -> Any:
         values = (row.data_source, row.response, row.ground_truth, row.extra_info)
         if not self._by_name:

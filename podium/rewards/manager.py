@@ -10,6 +10,8 @@ not know how scores become advantages.
 from __future__ import annotations
 
 import logging
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -30,7 +32,11 @@ logger = logging.getLogger(__name__)
 OUTCOME = "reward_outcome"
 """The column of outcomes that a rollout worker adds."""
 MAX_NAMED = 3
-"""Failed rows that are named in the log, each step."""
+"""Different failures that the log names, each step."""
+SAID_AGAIN = 10
+"""A failure is named again when it has come this many times as often as it had when it was last named."""
+
+VARYING = re.compile(r"'[^']*'|\"[^\"]*\"|\d+(\.\d+)?")
 
 
 class Scorer(Protocol):
@@ -76,6 +82,9 @@ class RewardManager:
         self.reward_model, self.model_sources = reward_model, frozenset(model_sources)
         self.streams = self.scorer.uses_processes(data_sources)
         """Whether rollout workers should score responses while they generate."""
+        self.datasets: list[Any] = []
+        """Where the rows come from; a dataset with `place_of(uid)` tells the file and line of one that failed."""
+        self._failures = RepeatedFailures()
 
     def __call__(self, batch: DataProto) -> RewardResult:
         return self.collect(self.submit(batch))
@@ -99,14 +108,12 @@ class RewardManager:
         """Wait for the scores; every row gets an outcome within the reward's own time limit."""
         outcomes = [result_of(future) for future in pending.futures]
         failures = [row for row, outcome in enumerate(outcomes) if outcome.status in ("error", "timeout")]
-        for row in failures[:MAX_NAMED]:
-            which = pending.rows[row]
-            logger.warning("reward failed on row %s (%s): %s", which.uid, which.data_source, outcomes[row].reason)
+        for row, times in self._failures.worth_saying([(row, outcomes[row].reason) for row in failures]):
+            logger.warning("reward failed%s on %s: %s", times, self.place(pending.rows[row]), outcomes[row].reason)
         if failures and len(failures) > self.max_failure_rate * len(outcomes):
-            first = pending.rows[failures[0]]
             raise RewardError(
                 f"{len(failures)} of {len(outcomes)} rewards of this step failed, more than reward.max_failure_rate="
-                f"{self.max_failure_rate} allows; the first was row {first.uid} ({first.data_source}): "
+                f"{self.max_failure_rate} allows; the first was on {self.place(pending.rows[failures[0]])}: "
                 f"{outcomes[failures[0]].reason}"
             )
         scores = torch.tensor([o.values.get("score", float("nan")) for o in outcomes], dtype=torch.float32)
@@ -117,8 +124,44 @@ class RewardManager:
             scores, without_rule, [row.response for row in pending.rows], extra, _metrics(outcomes, extra)
         )
 
+    def place(self, row: RewardRow) -> str:
+        """A row as a person finds it: file and line where a dataset knows them, else the row's id."""
+        known = (dataset.place_of(row.uid) for dataset in self.datasets if hasattr(dataset, "place_of"))
+        place = next((place for place in known if place), f"row {row.uid}")
+        return f"{place} ({row.data_source})"
+
     def close(self) -> None:
         self.scorer.close()
+
+
+class RepeatedFailures:
+    """Which failures to tell of: each kind once, and again when there have been many more of it."""
+
+    def __init__(self) -> None:
+        self._count: Counter[str] = Counter()
+        self._said: dict[str, int] = {}
+
+    def worth_saying(self, failures: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
+        """Of rows and reasons the first row of each kind that is due, with a word on how many there were."""
+        kinds: dict[str, int] = {}
+        for row, reason in failures:
+            kinds.setdefault(kind_of(reason), row)
+        before = set(self._said)
+        self._count.update(kind_of(reason) for _, reason in failures)
+        due = [kind for kind in kinds if self._count[kind] >= SAID_AGAIN * self._said.get(kind, 0)][:MAX_NAMED]
+        self._said |= {kind: self._count[kind] for kind in due}
+        return [(kinds[kind], _times(self._count[kind], kind in before)) for kind in due]
+
+
+def kind_of(reason: str) -> str:
+    """The reason without what differs from row to row: quoted texts and numbers."""
+    return VARYING.sub("_", reason)
+
+
+def _times(count: int, said_before: bool) -> str:
+    if count == 1:
+        return ""
+    return f" {count} times so far, this time" if said_before else f" {count} times, first"
 
 
 def _done(outcome: Outcome) -> Future[Outcome]:

@@ -83,7 +83,8 @@ class _Slot:
         try:
             self._ensure_process()  # so that it is there when the first rows come
         except RuntimeError as error:
-            logger.warning("%s", error)
+            if not self.stopped:
+                logger.warning("%s", error)
         while (job := self._next_job()) is not None:
             while job:
                 job = self._run(job)
@@ -138,6 +139,8 @@ class _Slot:
             raise RuntimeError("the run is over")
         if self.process is None:
             self.process = RewardProcess(self.spec)
+            if self.stopped:  # while it started, so that nobody has killed it
+                raise RuntimeError("the run is over")
         return self.process
 
 

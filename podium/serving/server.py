@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from podium.config.schema import ModelConfig, RolloutConfig
 from podium.dashboard.security import is_loopback
 from podium.engines.rollout.native.engine import NativeEngine
-from podium.errors import ConfigError, ModelError, RolloutError
+from podium.errors import CheckpointError, ConfigError, ModelError, RolloutError
 from podium.models.load import load_causal_lm, load_tokenizer, resolve_dtype
 from podium.serving.generation import Generator
 from podium.serving.openai_routes import OpenAIRoutes
@@ -148,7 +148,22 @@ def find_model(place: str, step: int | None = None) -> str:
         return place
     from podium.checkpoint.store import find_checkpoint
 
-    found = find_checkpoint(folder, step) / "hf"
+    try:
+        found = find_checkpoint(folder, step) / "hf"
+    except CheckpointError as error:
+        if start := start_of(folder):
+            error.add_note(f"The model that this run started from is {start}: give that instead of {place}.")
+        raise
     if not (found / "config.json").is_file():
         raise ModelError(f"{found.parent} has no exported model; `podium export {place} MODEL` makes one")
     return str(found)
+
+
+def start_of(run: Path) -> str | None:
+    """The model a run started from, as its config.yaml has it."""
+    from podium.config import load_config
+
+    try:
+        return load_config(run / "config.yaml").actor_rollout_ref.model.path
+    except ConfigError:  # there is none, or it is of another command
+        return None

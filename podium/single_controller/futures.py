@@ -18,8 +18,11 @@ class WorkerFuture(ABC, Generic[T]):
     """A result that workers are still busy with."""
 
     @abstractmethod
-    def get(self, timeout: float | None = None) -> T:
-        """The result. Waits `timeout` seconds at most, by default as long as the group lets a call take."""
+    def get(self, timeout: float | None = None, beside: WorkerFuture[Any] | None = None) -> T:
+        """The result. Waits `timeout` seconds at most, by default as long as the group lets a call take.
+
+        `beside` is a call that this one cannot end without: when it fails, that is raised, and nobody waits on.
+        """
 
     @abstractmethod
     def done(self) -> bool:
@@ -36,7 +39,7 @@ class CompletedFuture(WorkerFuture[T]):
     def __init__(self, value: T) -> None:
         self._value = value
 
-    def get(self, timeout: float | None = None) -> T:
+    def get(self, timeout: float | None = None, beside: WorkerFuture[Any] | None = None) -> T:
         return self._value
 
     def done(self) -> bool:
@@ -52,9 +55,9 @@ class _MappedFuture(WorkerFuture[U], Generic[T, U]):
         self._function = function
         self._value: list[U] = []  # empty until known, so that None can be a result
 
-    def get(self, timeout: float | None = None) -> U:
+    def get(self, timeout: float | None = None, beside: WorkerFuture[Any] | None = None) -> U:
         if self._source is not None:
-            self._value.append(self._function(self._source.get(timeout)))
+            self._value.append(self._function(self._source.get(timeout, beside)))
             self._source = None  # frees what the workers sent
         return self._value[0]
 

@@ -60,6 +60,10 @@ class WorkerGroup(ABC):
         """The workers whose process is gone. A busy worker is alive."""
 
     @abstractmethod
+    def answers(self, within_s: float) -> bool:
+        """Whether every worker is alive and, within so long, has nothing else to do."""
+
+    @abstractmethod
     def shutdown(self) -> None:
         """End the workers and give back what they held; roles that share the processes end too. Again is harmless."""
 
@@ -72,6 +76,10 @@ class WorkerGroup(ABC):
     def execute_rank_zero(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call any method, registered or not, on rank 0."""
         return self._dispatch(method, Dispatch.RANK_ZERO, args, kwargs).get()
+
+    def future_of(self, method: str, *args: Any, **kwargs: Any) -> WorkerFuture[Any]:
+        """The call of a registered method as a future, also where it is registered as blocking."""
+        return self._dispatch(method, registered_methods(self._spec.cls)[method].mode, args, kwargs)
 
     def spawn(self, prefix_set: Iterable[str]) -> dict[str, Self]:
         """The groups of single roles, of a group made with `create_colocated_worker_cls`."""
@@ -176,6 +184,9 @@ class LocalWorkerGroup(WorkerGroup):
 
     def dead_ranks(self) -> list[int]:
         return [] if self._home else [0]
+
+    def answers(self, within_s: float) -> bool:
+        return bool(self._home)
 
     def shutdown(self) -> None:
         if self._home:

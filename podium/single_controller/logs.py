@@ -18,7 +18,8 @@ from pathlib import Path
 FOLDER_VARIABLE = "PODIUM_WORKER_LOGS"
 _TAIL_LINES = 25
 _TAIL_BYTES = 8192
-_STACK_WAIT_S = 0.3
+_STACK_WAIT_S = 3.0  # for the first line of a stack; one that is stopped writes none
+_STACK_LOOK_S = 0.1
 
 
 def log_path(folder: str, name: str, rank: int) -> str:
@@ -49,8 +50,9 @@ def tail(path: str | None, ask_pid: int | None = None) -> str:
     """The last lines of a log file of this machine, or nothing. `ask_pid` is first asked to write its stack there."""
     if ask_pid is not None and hasattr(faulthandler, "register"):
         with contextlib.suppress(OSError):  # it ended meanwhile
+            before = os.path.getsize(path or "")
             os.kill(ask_pid, signal.SIGUSR1)
-            time.sleep(_STACK_WAIT_S)
+            _wait_for_more(path or "", before)
     try:
         with open(path or "", "rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -59,3 +61,15 @@ def tail(path: str | None, ask_pid: int | None = None) -> str:
     except OSError:
         return ""
     return "\n".join(text.splitlines()[-_TAIL_LINES:])
+
+
+def _wait_for_more(path: str, before: int) -> None:
+    """Until the file has grown and grows no further; not long where nothing comes."""
+    deadline = time.monotonic() + _STACK_WAIT_S
+    seen = before
+    while time.monotonic() < deadline:
+        time.sleep(_STACK_LOOK_S)
+        size = os.path.getsize(path)
+        if size == seen > before:
+            return
+        seen = size

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _LOOK_S = 0.5  # how long one failure may go unseen
 _GRACE_S = 1.0  # after a failure: how long others may take to show that theirs came first
-_PEER_GRACE_S = 4.0  # the same when the failure speaks of a lost peer: Ray may still be finding out who died
+_PEER_GRACE_S = 15.0  # the same when the failure speaks of a lost peer: Ray may still be finding out who died
 _TAIL_LIMIT_S = 5.0
 
 
@@ -67,7 +67,7 @@ class RayFuture(WorkerFuture[list[Any]]):
             self._look(0.0)
         return not self._pending or self._error is not None or bool(self._failed())
 
-    def get(self, timeout: float | None = None) -> list[Any]:
+    def get(self, timeout: float | None = None, beside: WorkerFuture[Any] | None = None) -> list[Any]:
         limit_s = self._timeout_s if timeout is None else timeout
         deadline = time.monotonic() + limit_s
         while self._error is None and self._pending:
@@ -75,6 +75,8 @@ class RayFuture(WorkerFuture[list[Any]]):
             self._look(min(_LOOK_S, deadline - time.monotonic()))
             if self._failed():
                 break
+            if beside is not None and self._pending and beside.done():
+                beside.get()
             if self._pending and time.monotonic() >= deadline:
                 raise self._timed_out(limit_s)
         if self._error is None and self._failed():
@@ -128,7 +130,9 @@ class RayFuture(WorkerFuture[list[Any]]):
             f"{self._crew.role} worker, {what} of {self._crew.world_size}, did not finish {self._method}() within "
             f"{limit_s:g} s. If the work may take longer, raise trainer.worker_timeout_s "
             "(trainer.worker_start_timeout_s for the start)."
-            + "".join(self._crew.last_lines(rank, ask_stack=True) for rank in silent[:2])
+            + "".join(self._crew.last_lines(rank, ask_stack=True) for rank in silent[:2]),
+            self._crew.role,
+            silent[0],
         )
 
 
@@ -154,7 +158,8 @@ def _outcome(ref: ObjectRef[Any]) -> Any:
     except (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError) as error:
         return Death(f"its process is gone{_reason(str(error))}", time.time())
     except ray.exceptions.RayTaskError as error:  # outside our own boundary: arguments or result would not travel
-        return Failure(f"{type(error.cause).__name__}: {error.cause}", error.traceback_str, time.time())
+        frames = getattr(error, "traceback_str", None) or str(error)  # one that is also of its cause's type lacks them
+        return Failure(f"{type(error.cause).__name__}: {error.cause}", frames, time.time())
     except ray.exceptions.RayError as error:
         return Failure(f"{type(error).__name__}: {error}", "", time.time())
 

@@ -20,7 +20,7 @@ import ray
 from ray import cloudpickle
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from podium.errors import PodiumError, WorkerDied
+from podium.errors import PodiumError, WorkerDied, WorkerError, WorkerTimeout
 from podium.single_controller import logs
 from podium.single_controller.colocate import RayClassWithInitArgs
 from podium.single_controller.dispatch import Call
@@ -129,6 +129,15 @@ class _Processes:
                 dead.append(rank)
         return sorted(dead)
 
+    def answer(self, within_s: float) -> bool:
+        """Calls to an actor wait for the one before: an answer says that it is done with all of them."""
+        pings = {rank: actor.ping.remote() for rank, actor in enumerate(self.actors)} if self.is_open else {}
+        try:
+            RayFuture(pings, self.crew(self.role), "ping", within_s).get()
+        except (WorkerError, WorkerTimeout):
+            return False
+        return self.is_open
+
     def stop(self, grace_s: float = _CLOSE_LIMIT_S) -> None:
         """Let the workers close if they can, then kill them and give the bundles back."""
         lease, self._lease = self._lease, None
@@ -208,6 +217,9 @@ class RayWorkerGroup(WorkerGroup):
 
     def dead_ranks(self) -> list[int]:
         return self._processes.dead_ranks()
+
+    def answers(self, within_s: float) -> bool:
+        return self._processes.answer(within_s)
 
     def shutdown(self) -> None:
         self._processes.stop()

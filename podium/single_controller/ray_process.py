@@ -113,7 +113,9 @@ class WorkerProcess:
             function = getattr(inner_worker(self._worker, role), method)
             given = [unpack(value) for value in values]
             return pack(function(*given[:num_args], **dict(zip(names, given[num_args:], strict=True))))
-        except Exception as error:  # noqa: BLE001  a fault boundary: the controller raises it
+        except (SystemExit, KeyboardInterrupt):  # this process is to end
+            raise
+        except BaseException as error:  # noqa: BLE001  a fault boundary: the controller raises it
             return _failure(error)
 
     def ping(self) -> None:
@@ -124,7 +126,7 @@ class WorkerProcess:
             self._worker.close()
 
 
-def _failure(error: Exception) -> Failure:
+def _failure(error: BaseException) -> Failure:
     frames = error.__traceback__.tb_next if error.__traceback__ is not None else None  # without this file's own frame
     text = "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
     sys.stderr.write(text)

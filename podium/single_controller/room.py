@@ -13,7 +13,7 @@ from typing import Any
 
 from podium.errors import ResourceError
 
-RELEASE_DELAY_S = 2.0  # how long Ray may take to count what was just given back
+RELEASE_DELAY_S = 15.0  # how long Ray may take to count what was just given back, on a busy machine
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ class Heartbeat:
     """Looks at a group from a thread and reports each dead rank once."""
 
     def __init__(self, group: WorkerGroup, interval_s: float, report: Callable[[list[int]], None]) -> None:
-        self._group, self._interval_s, self._report = group, interval_s, report
+        self.group, self._interval_s, self._report = group, interval_s, report
         self._ended = threading.Event()
         self._known: set[int] = set()
         self._thread = threading.Thread(target=self._watch, name="heartbeat", daemon=True)
@@ -83,9 +83,9 @@ class Heartbeat:
     def _watch(self) -> None:
         while not self._ended.wait(self._interval_s):
             try:
-                dead = [rank for rank in self._group.dead_ranks() if rank not in self._known]
+                dead = [rank for rank in self.group.dead_ranks() if rank not in self._known]
             except Exception as error:  # noqa: BLE001 (fault boundary: whoever needs the group will see it fail)
-                log.warning("the heartbeat of %s ended: %s", self._group.role, error)
+                log.warning("the heartbeat of %s ended: %s", self.group.role, error)
                 return
             if dead and not self._ended.is_set():
                 self._known.update(dead)

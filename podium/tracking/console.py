@@ -25,7 +25,7 @@ from rich.text import Text
 from podium.config.schema import Config
 from podium.metric import Metric, reduce_metrics
 from podium.tracking.capture import OutputCapture
-from podium.tracking.headline import duration, headline_values, mean_score, number, validation_scores
+from podium.tracking.headline import duration, headline_values, mean_score, no_signal, number, took, validation_scores
 from podium.tracking.runlog import Sample
 from podium.tracking.view import View, clean, cut, score_text
 
@@ -58,6 +58,8 @@ class Console:
         self._wants_live = self._shown and (_is_interactive(self._rich) if live is None else live)
         self._capture: OutputCapture | None = None
         self._log: TextIO | None = None
+        self._told_reason = ""
+        """Why the last step that was shown taught nothing."""
 
     def start(self) -> None:
         if self._capture is not None:
@@ -82,8 +84,14 @@ class Console:
         values = headline_values(numbers)
         self.view.update(step, values, numbers.get("timing_s/step"))
         due = step % self.config.trainer.logging_freq == 0 or step == self.view.total_steps
-        if due:
-            self._say_below(self._step_line(step, values, numbers.get("timing_s/step")))
+        if not due:
+            return
+        reason = no_signal(numbers)
+        told, self._told_reason = self._told_reason, reason
+        news = reason if reason != told else ""  # the same in every step is told once
+        self._say_below("  ".join(filter(None, [self._step_line(step, values, numbers.get("timing_s/step")), news])))
+        if news and self._live is not None:
+            self._rich.print(Text(f"step {step}: {news}"))
 
     def validation(self, step: int, metrics: Mapping[str, Metric | float], samples: Sequence[Sample] = ()) -> None:
         """Show a validation's accuracy and some of its samples."""
@@ -207,11 +215,11 @@ class Console:
     def _summary(self, summary: RunSummary) -> list[tuple[str, str]]:
         history, folder = self.view.history["validation"], Path(self.config.trainer.default_local_dir)
         steps = self.view.current_step if summary.steps is None else summary.steps
-        minutes = self.view.elapsed_s / 60 if summary.minutes is None else summary.minutes
+        seconds = self.view.elapsed_s if summary.minutes is None else summary.minutes * 60
         before, after = summary.validation_before, summary.validation_after
         if history:
             before, after = (history[0] if before is None else before), (history[-1] if after is None else after)
-        rows = [("", f"{summary.status}: {steps} steps in {minutes:.1f} minutes")]
+        rows = [("", f"{summary.status}: {steps} step{'' if steps == 1 else 's'} in {took(seconds)}")]
         if before is not None and after is not None:
             only_one = len(history) == 1 and summary.validation_before is None
             rows.append(("validation", f"{after:.3f}" if only_one else f"{before:.3f} → {after:.3f}"))

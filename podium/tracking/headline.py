@@ -42,6 +42,15 @@ def headline_values(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name: float(value) for name, value in values.items() if math.isfinite(value)}
 
 
+def no_signal(metrics: Mapping[str, float]) -> str:
+    """Why a step taught nothing, when every advantage in it is 0; else an empty text."""
+    spread = [abs(metrics.get(f"critic/advantages/{end}", 1.0)) for end in ("min", "max")]
+    groups = int(metrics.get("critic/zero_std_groups", 0))
+    if max(spread) > 1e-9 or not groups:
+        return ""
+    return f"no signal: equal rewards {'in the one group' if groups == 1 else f'in all {groups} groups'}"
+
+
 def validation_scores(metrics: Mapping[str, float]) -> dict[str, float]:
     """The main validation number of each data source: accuracy where there is one, else score, else reward."""
     found: dict[str, dict[str, float]] = {}
@@ -88,6 +97,13 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(max(0, round(seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def took(seconds: float) -> str:
+    """How long a run took, in the unit a person would use: 48 s, 12.5 minutes, 3.2 hours."""
+    if seconds < 120:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"
 
 
 def sparkline(values: Sequence[float], width: int) -> str:

@@ -6,6 +6,8 @@ crash left: readers skip it and a writer cuts it off. Not-a-number and infinity,
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import logging
 import math
@@ -13,7 +15,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +30,7 @@ class JsonLines:
         self.delayed = 0
         """Lines that could not be written when they came. They are kept in memory and written with the next ones."""
         self._waiting = b""
+        self._is_last_lost = False
         self._lock = threading.Lock()
         path.parent.mkdir(parents=True, exist_ok=True)
         _cut_partial_line(path)
@@ -36,19 +39,38 @@ class JsonLines:
     def append(self, record: Mapping[str, Any]) -> None:
         with self._lock:
             self._waiting += encode(record)
-            try:
-                self._write()
-            except OSError as error:
-                if not self.delayed:
-                    log.warning("%s cannot be written (%s); the run goes on and its lines wait", self.path, error)
-                self.delayed += 1
-                if len(self._waiting) > _MAX_WAITING_BYTES:
-                    self._waiting = b""
+            self._is_last_lost = False
+            self._write_or_wait()
+
+    def amend(self, record: Mapping[str, Any]) -> None:
+        """Put the record in the place of the last one. Where the disk has no room for that, it becomes a line more."""
+        line = encode(record)
+        with self._lock:
+            if self._waiting or self._is_last_lost:
+                self._waiting = self._waiting[: _last_line(self._waiting)] + line
+                self._is_last_lost = False
+            else:
+                try:
+                    _replace_last(self.path, line)
+                    return
+                except OSError:
+                    self._waiting = line
+            self._write_or_wait()
 
     def flush(self) -> None:
         """Write what waits, or raise what keeps it from the disk."""
         with self._lock:
             self._write()
+
+    def _write_or_wait(self) -> None:
+        try:
+            self._write()
+        except OSError as error:
+            if not self.delayed:
+                log.warning("%s cannot be written (%s); the run goes on and its lines wait", self.path, error)
+            self.delayed += 1
+            if len(self._waiting) > _MAX_WAITING_BYTES:
+                self._waiting, self._is_last_lost = b"", True
 
     def _write(self) -> None:
         if not self._waiting:
@@ -63,12 +85,24 @@ class JsonLines:
             raise
         self._waiting = b""
 
-    def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
-        """Drop the lines that are not wanted; the file is replaced whole."""
+    def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any] | None:
+        """Drop the lines that are not wanted; the file is replaced whole. Returns the last one that stays."""
         records = [record for record in read_lines(self.path) if wanted(record)]
         self._file.close()
         write_lines(self.path, records)
         self._file = self.path.open("ab", buffering=0)
+        return records[-1] if records else None
+
+    def claim(self) -> bool:
+        """Whether no other process has claimed the file; from now on this one has, until it ends or closes the file.
+
+        Where the file system knows no locks nobody can tell, and the answer is yes.
+        """
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            return error.errno not in (errno.EACCES, errno.EAGAIN)
+        return True
 
     def close(self) -> None:
         self._file.close()
@@ -128,14 +162,42 @@ def _cut_partial_line(path: Path) -> None:
         return
     content_end = path.stat().st_size
     with path.open("rb+") as file:
-        position = content_end
-        while position > 0:
-            start = max(0, position - 65536)
-            file.seek(start)
-            newline = file.read(position - start).rfind(b"\n")
-            if newline >= 0:
-                position = start + newline + 1
-                break
-            position = start
+        position = _after_newline(file, content_end)
         if position != content_end:
             file.truncate(position)
+
+
+def _after_newline(file: BinaryIO, position: int) -> int:
+    """Where the line begins that has `position` in it: behind the last newline before that, or at the start."""
+    while position > 0:
+        start = max(0, position - 65536)
+        file.seek(start)
+        newline = file.read(position - start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        position = start
+    return 0
+
+
+def _last_line(lines: bytes) -> int:
+    return lines.rfind(b"\n", 0, len(lines) - 1) + 1
+
+
+def _replace_last(path: Path, line: bytes) -> None:
+    """Overwrite the last line of a file of complete lines; when that fails the old one stands again."""
+    with path.open("rb+", buffering=0) as file:
+        end = file.seek(0, os.SEEK_END)
+        start = _after_newline(file, max(0, end - 1))
+        file.seek(start)
+        before = file.read(end - start)
+        try:
+            file.seek(start)
+            written = file.write(line)
+            if written != len(line):
+                raise OSError(f"{written} of {len(line)} bytes written")
+            file.truncate(start + len(line))
+        except OSError:
+            file.seek(start)
+            file.write(before)
+            file.truncate(end)
+            raise

@@ -3,8 +3,9 @@
     <run>/config.yaml  metrics.jsonl  events.jsonl  console.log
           rollouts/<step>.jsonl  validation/<step>.jsonl
 
-Metrics are one line per step. A run that resumes at step N cuts what came after N, so that the record equals that of an
-unbroken run. Checkpoints and quarantined rows live in the same folder but are written by others.
+Metrics are one line per step: what is known of a step later (its validation, how long its save took) joins its line,
+before the rest. A run that resumes at step N cuts what came after N, so that the record equals that of an unbroken run.
+Checkpoints and quarantined rows live in the same folder but are written by others.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 from podium.config.load import save_config
 from podium.config.schema import Config
 from podium.metric import Metric, reduce_metrics
+from podium.tracking.folder_lock import FolderLock
 from podium.tracking.jsonl import JsonLines, read_lines, write_lines
 
 
@@ -49,7 +51,8 @@ class Sample:
 
 
 class RunLog:
-    """Opens (or makes) a run folder. Nothing old is touched until `begin` says where the run stands."""
+    """Opens (or makes) a run folder, for this process alone. Nothing old is touched until `begin` says where the run
+    stands."""
 
     def __init__(
         self, folder: str | Path, *, rollout_dir: str | Path | None = None, validation_dir: str | Path | None = None
@@ -57,8 +60,11 @@ class RunLog:
         self.folder = Path(folder)
         self.rollout_dir = Path(rollout_dir) if rollout_dir else self.folder / "rollouts"
         self.validation_dir = Path(validation_dir) if validation_dir else self.folder / "validation"
+        self._lock = FolderLock(self.folder)  # two processes would spoil each other's record and checkpoints
         self._metrics = JsonLines(self.folder / "metrics.jsonl")
         self._events = JsonLines(self.folder / "events.jsonl")
+        self._last: dict[str, Any] | None = None
+        """The last line of the metrics."""
 
     @classmethod
     def from_config(cls, config: Config) -> RunLog:
@@ -77,7 +83,7 @@ class RunLog:
             moved = self._set_aside()
             self.event("started", **({"previous_record": str(moved)} if moved else {}))
             return
-        self._metrics.keep(lambda record: record.get("step", 0) <= resumed_step)
+        self._last = self._metrics.keep(lambda record: record.get("step", 0) <= resumed_step)
         for folder in (self.rollout_dir, self.validation_dir):
             for path in _steps(folder):
                 if int(path.stem) > resumed_step:
@@ -85,10 +91,17 @@ class RunLog:
         self.event("resumed", step=resumed_step)
 
     def log(self, step: int, metrics: Mapping[str, Metric | float]) -> dict[str, float]:
-        """Append the metrics of a step; returns them as plain numbers, non-finite ones included."""
+        """Add metrics of a step to its line; returns them as plain numbers, non-finite ones included."""
         numbers = reduce_metrics(metrics)
         odd = sorted(name for name, value in numbers.items() if not math.isfinite(value))
-        self._metrics.append({"step": step, **{name: numbers[name] for name in sorted(numbers)}})
+        record = {"step": step, **{name: numbers[name] for name in sorted(numbers)}}
+        if self._last is not None and self._last.get("step") == step:
+            # What is new stands first: a reader of a long file sees by that that the line has names of its own.
+            record |= {name: value for name, value in self._last.items() if name not in record}
+            self._metrics.amend(record)
+        else:
+            self._metrics.append(record)
+        self._last = record
         if odd:
             self.event("non_finite_metrics", step=step, metrics={name: str(numbers[name]) for name in odd})
         return numbers
@@ -142,7 +155,10 @@ class RunLog:
 
 
 def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
-    """The metrics of a run, one dict per step in order. Lines of the same step are merged, the later one wins."""
+    """The metrics of a run, one dict per step in order.
+
+    Where a full disk or an older version left several lines of a step they are merged, the later one wins.
+    """
     steps: dict[int, dict[str, Any]] = {}
     for record in read_lines(Path(folder) / "metrics.jsonl"):
         steps.setdefault(int(record.get("step", 0)), {}).update(record)

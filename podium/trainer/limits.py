@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from podium.config.schema import TrainerConfig
+from podium.engines.train.culprits import first_culprit
 from podium.errors import TrainingError
+from podium.metric import Metric
+
+
+def left_out(metrics: Mapping[str, float | Metric], role: str) -> int:
+    """How many of a role's optimizer steps were skipped in this step."""
+    number = metrics.get(f"{role}/skipped_updates", 0.0)
+    return int(number.result() if isinstance(number, Metric) else number)
 
 
 class StepLimits:
@@ -14,14 +23,22 @@ class StepLimits:
         self.skipped_in_a_row = 0
         self.flat_in_a_row = 0
 
-    def count_skipped(self, num_skipped: int) -> None:
-        """Updates of this step that were left out because something was not finite."""
-        self.skipped_in_a_row = self.skipped_in_a_row + 1 if num_skipped else 0
+    def count_skipped(
+        self, metrics: Mapping[str, float | Metric], groups: Mapping[str, Any], report: Callable[..., None]
+    ) -> None:
+        """Updates of this step that were left out because something was not finite; `groups`: the roles that learn."""
+        reasons = {
+            role: first_culprit(group.why_skipped()) for role, group in groups.items() if left_out(metrics, role)
+        }
+        for role, reason in reasons.items():
+            report(role=role, reason=f"{reason} is not finite")
+        self.skipped_in_a_row = self.skipped_in_a_row + 1 if reasons else 0
         if self.skipped_in_a_row > self._max_skipped:
+            named = " and ".join(f"{reason} ({role})" for role, reason in reasons.items())
             raise TrainingError(
                 f"{self.skipped_in_a_row} steps in a row had a non-finite loss or gradient, more than "
-                f"trainer.max_skipped_updates={self._max_skipped} allows; lower the learning "
-                "rate, or look in the log for the first bad tensor"
+                f"trainer.max_skipped_updates={self._max_skipped} allows; in the last one it was first {named}. Lower "
+                "the learning rate, and check what the loss is made of: rewards, advantages, a loss of your own"
             )
 
     def count_flat(self, num_flat_groups: float, num_groups: int) -> None:

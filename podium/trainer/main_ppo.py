@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from podium.data.dataset import RLHFDataset
 from podium.data.tasks import Split
 from podium.errors import ConfigError, PodiumError
 from podium.models.value import read_score_head
+from podium.rewards.answers import answer_rule
 from podium.rewards.manager import RewardManager
 from podium.rewards.registry import check_sources
 from podium.rewards.scorer import RewardScorer
@@ -28,6 +30,8 @@ from podium.workers.actor_rollout_ref import ActorRolloutRefWorker
 from podium.workers.critic import CriticWorker
 from podium.workers.reward_model import RewardModelWorker
 from podium.workers.rollout_worker import RolloutWorker
+
+logger = logging.getLogger(__name__)
 
 
 def run_ppo(config: Config) -> int:
@@ -53,7 +57,7 @@ def run_once(
     `before` is the failure that this attempt follows.
     """
     trainer = build_trainer(config)
-    trainer.stopping, trainer.is_restart = stopping, before is not None
+    trainer.stopping, trainer.is_restart, trainer.failure_policy = stopping, before is not None, policy
     try:
         if config.trainer.runtime == "ray":  # it takes a while; the console shows nothing else until then
             count = config.trainer.nnodes * config.trainer.n_gpus_per_node
@@ -63,9 +67,8 @@ def run_once(
     except PodiumError as failure:
         stop_instead(failure, stopping, trainer)
         decision = policy.decide(failure, trainer.saver.saved_step or 0)
-        lost = is_lost(failure)
-        if lost:
-            trainer.recorder.event("workers_failed", reason=str(failure), decision=decision.value)
+        if is_lost(failure):
+            trainer.recorder.workers_failed(failure, decision.value)
         if decision is Decision.RAISE:
             raise
         trainer.recorder.console.message(f"{str(failure).splitlines()[0]}; starting new workers")
@@ -82,7 +85,8 @@ def stop_instead(failure: PodiumError, stopping: StopSignals, trainer: RayPPOTra
             stopping.check()
         stopping.check_wrapped()
     except RunStopped as stop:
-        trainer.recorder.stopped(trainer.saver.saved_step or 0, stop.reason)
+        saved = trainer.saver.saved_step
+        trainer.recorder.stopped(saved or 0, stop.reason, saved)
         raise
 
 
@@ -110,12 +114,20 @@ def make_rewards(config: Config, tokenizer: Any, *datasets: RLHFDataset | None) 
     return RewardManager(tokenizer, scorer, limit, sources, model_sources, has_model)
 
 
-def make_dataset(config: Config, tokenizer: Any, split: Split, processor: Any = None) -> RLHFDataset:
-    """One split, its first rows checked; rows that cannot be used go to the run folder's quarantine."""
+def make_dataset(
+    config: Config, tokenizer: Any, split: Split, processor: Any = None, own_reward: bool = False
+) -> RLHFDataset:
+    """One split, its first rows checked; rows that cannot be used go to the run folder's quarantine.
+
+    `own_reward`: a Python program scores the responses, and nobody knows what it needs for that.
+    """
     files = config.data.train_files if split == "train" else config.data.val_files
     quarantine = Path(config.trainer.default_local_dir) / "quarantine.jsonl"
     dataset = RLHFDataset(files, tokenizer, config.data, split, processor, quarantine)
     dataset.agent = agent_loop(config)
+    if not own_reward and not environment_scores(config):
+        for text in dataset.expect_answers(answer_rule(config)):
+            logger.warning("%s", text)
     dataset.check_rows()
     return dataset
 

@@ -32,7 +32,7 @@ from podium.single_controller import (
     WorkerGroup,
     create_colocated_worker_cls,
 )
-from podium.single_controller.supervise import Heartbeat
+from podium.single_controller.supervise import FailurePolicy, Heartbeat, RestartGroup
 from podium.tracking import Sample
 from podium.trainer.advantage import (
     apply_kl_penalty,  # noqa: F401  (verl's users import it from here)
@@ -44,7 +44,7 @@ from podium.trainer.advantage import (
 )
 from podium.trainer.alignment import align_representations
 from podium.trainer.episodes import check_failures, prepare_episodes
-from podium.trainer.limits import StepLimits
+from podium.trainer.limits import StepLimits, left_out
 from podium.trainer.metrics import (
     compute_data_metrics,
     compute_throughout_metrics,
@@ -59,8 +59,8 @@ from podium.trainer.requirements import needs_old_log_probs
 from podium.trainer.resume import ResumePoint, pending_state, read_pending
 from podium.trainer.resumed_models import load_models
 from podium.trainer.roles import find_actor, roles_together
-from podium.trainer.rollout_pool import RolloutPool
 from podium.trainer.rollout_queue import PendingRollout, RolloutQueue
+from podium.trainer.rollout_workers import make_rollout_pool
 from podium.trainer.samples import add_tokens, make_samples, number_samples
 from podium.trainer.saving import CheckpointSaver, next_folder, open_store
 from podium.trainer.scoring import (
@@ -133,7 +133,7 @@ class RayPPOTrainer(SeedNames):
         self.checkpoints = CheckpointStore(self.run_folder / "checkpoints", keep)
         self.recorder = Recorder(config, self.total_training_steps)
         uploader = make_uploader(trainer.default_hdfs_dir, self.recorder.event, keep)
-        self.saver = CheckpointSaver(self.checkpoints, self.recorder, uploader, trainer.async_save)
+        self.saver = CheckpointSaver(self.checkpoints, self.recorder, uploader, trainer)
         self.profiles = StepProfiles(config, self.recorder)
         self.stopping = StopSignals(trainer)
         self.needs_old_log_probs = needs_old_log_probs(config)
@@ -146,6 +146,7 @@ class RayPPOTrainer(SeedNames):
         """Whether this trainer replaces one whose workers were lost."""
         self.resume_point: ResumePoint | None = None
         self.heartbeats: list[Heartbeat] = []
+        self.failure_policy: FailurePolicy = RestartGroup(trainer.max_restarts)
 
     def init_workers(self) -> None:
         """Start every role's workers and load their models."""
@@ -162,10 +163,7 @@ class RayPPOTrainer(SeedNames):
         self.cost_factor = self.actor_rollout_wg.cost_factor()
         self.rollout_wg: Any = self.actor_rollout_wg
         if Role.Rollout in self.role_worker_mapping:
-            spec = RayClassWithInitArgs(self.role_worker_mapping[Role.Rollout], self.config, Role.Rollout, 0)
-            self.rollout_workers: Any = self._start_group(Role.Rollout, spec)
-            self.rollout_workers.init_model()
-            self.rollout_wg = RolloutPool(self.actor_rollout_wg, self.rollout_workers)
+            self.rollout_wg = make_rollout_pool(self)
         if self.config.reward_model.enable and self.config.reward_model.nnodes:
             spec = RayClassWithInitArgs(self.role_worker_mapping[Role.RewardModel], self.config, Role.RewardModel, 0)
             self.reward_workers = self.reward_model_wg = self._start_group(Role.RewardModel, spec)
@@ -254,7 +252,7 @@ class RayPPOTrainer(SeedNames):
                         with marked_timer("update_actor", timing):
                             metrics |= self.actor_rollout_wg.update_actor(batch)
                         with marked_timer("update_weights", timing):
-                            self._publish(metrics)
+                            self._publish(batch, metrics)
                 self._record(batch, metrics, timing)
             self._validate_if_due()
             last = self.global_steps == self.total_training_steps
@@ -360,11 +358,11 @@ class RayPPOTrainer(SeedNames):
         steps, say = (self.global_steps, self.total_training_steps), self.recorder.say_once
         return align_representations(batch, self.actor_rollout_wg, self.tokenizer, self.config, *steps, say=say)
 
-    def _publish(self, metrics: StepMetrics) -> None:
-        """Give the rollout engine the new weights, unless the update was skipped."""
-        skipped = metrics.get("actor/skipped_updates")
-        self.limits.count_skipped(int(skipped.result()) if isinstance(skipped, Metric) else 0)
-        self.policy_version = self.global_steps
+    def _publish(self, batch: DataProto, metrics: StepMetrics) -> None:
+        """Give the rollout engine the new weights; those that no update changed keep their version."""
+        updates = batch.meta_info["num_mini_batches"] * self.config.actor_rollout_ref.actor.ppo_epochs
+        if left_out(metrics, "actor") < updates:
+            self.policy_version = self.global_steps
         metrics |= self.rollout_wg.publish(self.policy_version)
 
     def _record(self, batch: DataProto, metrics: StepMetrics, timing: dict[str, float]) -> None:
@@ -380,8 +378,10 @@ class RayPPOTrainer(SeedNames):
         samples = add_tokens(self.step_samples, batch, self.tokenizer, self.config.trainer.log_token_samples)
         self.recorder.rollouts(self.global_steps, samples)
         self.recorder.step(self.global_steps, memory_metrics() | numbers)
+        groups, report = {"actor": self.actor_rollout_wg, "critic": self.critic_wg}, self.recorder.event
+        self.limits.count_skipped(numbers, groups, partial(report, "update_skipped", step=self.global_steps))
         self.limits.count_flat(numbers["critic/zero_std_groups"], num_groups([batch]))
-        self.profiles.end(self.global_steps)
+        self.profiles.end(self.global_steps, self)
         self.stopping.step_took(timing["step"])
         self._mark()
 
@@ -464,7 +464,7 @@ class RayPPOTrainer(SeedNames):
             if self.saver.saved_step != point.step:
                 self._save_resume_point()
             self.saver.wait()
-        self.recorder.stopped(point.step if point else self.global_steps, stop.reason)
+        self.recorder.stopped(point.step if point else self.global_steps, stop.reason, self.saver.saved_step)
 
     def _load_checkpoint(self) -> None:
         """Go on from what `trainer.resume_mode` says."""

@@ -13,6 +13,7 @@ from typing import Any
 from podium.config import config_notes
 from podium.config.schema import Config
 from podium.config.secrets import scrub_text
+from podium.errors import PodiumError
 from podium.plugins import closest
 from podium.tracking import Console, RunLog, RunSummary, Sample, make_trackers
 from podium.trainer.changes import changed_settings
@@ -93,13 +94,28 @@ class Recorder:
         self.log.event("checkpoint_failed", step=step, reason=reason)
         self.console.message(f"the checkpoint of step {step} could not be saved ({reason.splitlines()[0]}); going on")
 
+    def waits_for_checkpoint(self, step: int, folder: Path) -> None:
+        self.event("checkpoint_slow", step=step, path=str(folder))
+        self.console.message(f"waiting for the checkpoint of step {step}: it is still being written to {folder}")
+
     def broken_checkpoint(self, path: Path, fault: str) -> None:
         self.log.event("checkpoint_broken", path=str(path), fault=fault)
         self.console.message(f"{path} cannot be used: {fault}")
 
-    def stopped(self, step: int, reason: str) -> None:
+    def stopped(self, step: int, reason: str, saved_step: int | None) -> None:
         self.event("stopped", step=step, reason=reason)
-        self.console.message(f"{reason}: stopped after step {step}; the same command goes on from there")
+        if saved_step == step or step == 0:
+            then = "goes on from there"
+        elif saved_step is None:
+            then = "starts anew: nothing is saved"
+        else:
+            then = f"goes on from step {saved_step}, the newest that is saved"
+        self.console.message(f"{reason}: stopped after step {step}; the same command {then}")
+
+    def workers_failed(self, failure: PodiumError, decision: str) -> None:
+        """Workers died or fell silent, and what is done about it."""
+        role, rank = getattr(failure, "role", None), getattr(failure, "rank", None)
+        self.event("workers_failed", role=role, rank=rank, reason=str(failure), decision=decision)
 
     def save_time(self, step: int, seconds: float) -> None:
         """How long a save held the training."""

@@ -56,17 +56,20 @@ def fill_in(given: dict[str, Any]) -> dict[str, Any]:
         parts["tokenizer"] = load_tokenizer(model.path, model.trust_remote_code)
         parts.setdefault("processor", load_processor(model.path, model.trust_remote_code))
     tokenizer, processor = parts["tokenizer"], parts.get("processor")
+    own_reward = "reward_fn" in parts
     if "train_dataset" not in parts:
-        parts["train_dataset"] = main_ppo.make_dataset(config, tokenizer, "train", processor)
+        parts["train_dataset"] = main_ppo.make_dataset(config, tokenizer, "train", processor, own_reward)
         if "train_sampler" not in parts:
             parts["train_sampler"] = make_sampler(config, parts["train_dataset"])
         if "val_dataset" not in parts and config.data.val_files:
-            parts["val_dataset"] = main_ppo.make_dataset(config, tokenizer, "val", processor)
+            parts["val_dataset"] = main_ppo.make_dataset(config, tokenizer, "val", processor, own_reward)
     if "reward_fn" not in parts:
         parts["reward_fn"] = main_ppo.make_rewards(config, tokenizer, parts["train_dataset"], parts.get("val_dataset"))
     for name in ("reward_fn", "val_reward_fn"):
         if name in parts and not isinstance(parts[name], RewardManager):
             parts[name] = RewardManager(tokenizer, parts[name], config.reward.max_failure_rate)
+        if name in parts:
+            parts[name].datasets = [parts[key] for key in ("train_dataset", "val_dataset") if parts.get(key)]
     if "role_worker_mapping" not in parts:
         parts["role_worker_mapping"] = main_ppo.role_workers(config)
     if "resource_pool_manager" not in parts:

@@ -110,6 +110,10 @@ class StopSignals:
                 limit_s = self._grace_s if self._guarding else min(NOTHING_TO_SAVE_S, self._grace_s)
                 self._timer = end_within(limit_s, 128 + signum)
 
+    @property
+    def is_requested(self) -> bool:
+        return self._request is not None
+
     def check(self) -> None:
         if self._request is not None:
             self._raised = True

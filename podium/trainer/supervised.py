@@ -166,7 +166,7 @@ class SupervisedTrainer:
         self.checkpoints = CheckpointStore(self.run_folder / "checkpoints", keep)
         self.recorder = SupervisedRecorder(config, job, self.total_steps)
         uploader = make_uploader(trainer.default_hdfs_dir, self.recorder.event, keep)
-        self.saver = CheckpointSaver(self.checkpoints, self.recorder, uploader, trainer.async_save)
+        self.saver = CheckpointSaver(self.checkpoints, self.recorder, uploader, trainer)
         self.stopping, self.limits = stopping, StepLimits(trainer)
         self.step, self.validated_step, self.validation_metrics = 0, -1, dict[str, float]()
         self.workers: Any = start_workers(config, job, self.total_steps, use_gpu=device == "cuda")
@@ -207,7 +207,8 @@ class SupervisedTrainer:
         numbers |= {"perf/throughput": tokens / max(seconds, 1e-9), "data/dropped": float(len(self.rows.dropped))}
         self.recorder.step(self.step, memory_metrics() | numbers)
         self.sampler_state = self.sampler.state_dict()  # rows that are drawn after this and dropped are drawn again
-        self.limits.count_skipped(int(numbers[f"{self.name}/skipped_updates"]))
+        report = partial(self.recorder.event, "update_skipped", step=self.step)
+        self.limits.count_skipped(numbers, {self.name: self.workers}, report)
         self.stopping.step_took(seconds)
 
     def _validate_if_due(self) -> None:
@@ -249,7 +250,7 @@ class SupervisedTrainer:
         if self.step > 0 and self.config.trainer.save_freq != 0 and self.saver.saved_step != self.step:
             self._save()
             self.saver.wait()
-        self.recorder.stopped(self.step, stop.reason)
+        self.recorder.stopped(self.step, stop.reason, self.saver.saved_step)
 
     def _load_checkpoint(self) -> None:
         mode = self.config.trainer.resume_mode

@@ -13,7 +13,9 @@ def check(name: str, **kwargs: object) -> list[Finding]:
     return check_environment(f"{FILE}:{name}", kwargs)
 
 
-def test_a_sound_environment_has_nothing_but_ok() -> None:
+def test_a_sound_environment_has_nothing_but_ok(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CALL_S", "SLOW_S", "BLOCKING_S"):
+        monkeypatch.setattr(f"podium.agents.check.{name}", 300.0)  # a busy machine is no fault of the environment
     findings = check("GuessNumber", bonus=0.5)
     assert [finding.level for finding in findings] == ["ok"]
     assert "7 episodes" in findings[0].message

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -110,21 +109,18 @@ def test_too_many_tool_errors_end_an_episode(tokenizer: Any) -> None:
 
 
 def test_time_ends_a_turn_with_what_is_written(tokenizer: Any) -> None:
-    engine = ScriptedEngine(tokenizer, lambda *_: "x" * 500, step_s=0.01)
-    start = time.monotonic()
-    (episode,) = run(engine, tokenizer, Environments(Echo), limits(time=TimeLimit(0.2)), max_tokens=500)
+    """Written to its end, it would take hours."""
+    engine = ScriptedEngine(tokenizer, lambda *_: "x" * 500_000, step_s=0.05)
+    (episode,) = run(engine, tokenizer, Environments(Echo), limits(time=TimeLimit(0.2)), max_tokens=500_000)
     assert episode.stop_reason is StopReason.TIMEOUT
-    assert len(episode.token_ids) < 500
-    assert time.monotonic() - start < 30
+    assert len(episode.token_ids) < 500_000
 
 
 def test_time_ends_an_environment_that_hangs(tokenizer: Any) -> None:
     engine = ScriptedEngine(tokenizer, lambda *_: "1!")
-    environments = UserEnvironments(f"{FILE}:Slow", {}, tokenizer)
-    start = time.monotonic()
+    environments = UserEnvironments(f"{FILE}:Slow", {}, tokenizer)  # would answer in an hour
     (episode,) = run(engine, tokenizer, environments, limits(time=TimeLimit(0.2)), ground_truth={"target": ["5"]})
     assert episode.stop_reason is StopReason.TIMEOUT
-    assert time.monotonic() - start < 15
 
 
 def test_an_environment_that_raises_ends_its_episode_and_no_other(tokenizer: Any) -> None:
@@ -152,11 +148,9 @@ def test_a_fault_of_the_engine_is_raised(tokenizer: Any) -> None:
 
 
 def test_one_slow_episode_in_64_makes_nobody_wait(tokenizer: Any) -> None:
-    """Turns of the slow one take 0.3 s each, everybody else's nothing: the batch takes the slow one's time, and the
-    others are done long before."""
-    turns, pause = 4, 0.3
-    ended: dict[str, float] = {}
-    start = time.monotonic()
+    """The slow one is answered its first turn only when all others are done: would they wait for it, none would be."""
+    turns, ended = 4, list[str]()
+    others_done = asyncio.Event()
 
     class Paced(Echo):
         async def reset(self, row: EpisodeRow) -> list[Message] | None:
@@ -166,9 +160,11 @@ def test_one_slow_episode_in_64_makes_nobody_wait(tokenizer: Any) -> None:
         async def step(self, text: str, tokens: Sequence[int]) -> Observation:
             self.turn += 1
             if text.startswith("slow"):
-                await asyncio.sleep(pause)
+                await asyncio.wait_for(others_done.wait(), 300)
             if self.turn == turns:
-                ended[text] = time.monotonic() - start
+                ended.append(text)
+                if len(ended) == 63:
+                    others_done.set()
                 return Observation(done=True)
             return Observation(".")
 
@@ -178,10 +174,8 @@ def test_one_slow_episode_in_64_makes_nobody_wait(tokenizer: Any) -> None:
 
     engine = ScriptedEngine(tokenizer, script)
     episodes = run(engine, tokenizer, Environments(Paced), limits(turns=turns), rows=64)
-    whole = time.monotonic() - start
     assert all(episode.num_turns == turns for episode in episodes)
-    assert turns * pause <= whole < turns * pause + 0.8
-    assert max(seconds for text, seconds in ended.items() if text.startswith("fast")) < pause * 2
+    assert len(ended) == 64 and ended[-1] == "slow7"
 
 
 def test_the_users_environment_sets_prompt_stop_and_reward(tokenizer: Any) -> None:

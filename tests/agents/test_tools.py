@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,7 @@ def play(tools: ToolEnvironments, *turns: str) -> list[Observation]:
     return asyncio.run(run())
 
 
-def tools_of(*names: str, timeout_s: float = 5.0) -> ToolEnvironments:
+def tools_of(*names: str, timeout_s: float = 300.0) -> ToolEnvironments:
     return ToolEnvironments([function_tool(f"{FILE}:{name}") for name in names], timeout_s=timeout_s)
 
 
@@ -134,16 +133,14 @@ def test_a_function_answers_and_a_turn_without_a_call_is_the_answer() -> None:
         (call("multiply", first="a", second=2), "must be integer, not str"),
         (call("multipy", first=1, second=2), "there is no tool 'multipy'; did you mean 'multiply'?"),
         (call("fail", reason="on purpose"), "fail failed: ValueError: on purpose"),
-        (call("hang", seconds=20), "hang did not answer within 0.3 s"),
+        (call("hang", seconds=3600), "hang did not answer within 0.3 s"),
         ("<tool_call>{</tool_call>", "not valid JSON"),
     ],
 )
 def test_every_error_becomes_an_observation(turn: str, words: str) -> None:
-    start = time.monotonic()
-    (observation,) = play(tools_of("multiply", "fail", "hang", timeout_s=0.3), turn)
+    (observation,) = play(tools_of("multiply", "fail", "hang", timeout_s=0.3 if "hang" in turn else 300.0), turn)
     assert observation.text.startswith("Error: ") and words in observation.text
     assert observation.num_errors == 1 and not observation.done
-    assert time.monotonic() - start < 15
 
 
 def test_a_function_that_cannot_be_described_is_refused() -> None:
@@ -160,13 +157,13 @@ def test_two_tools_of_one_name_are_refused() -> None:
 
 
 def test_the_interpreter_runs_code_in_the_sandbox() -> None:
-    printed, silent, raised, endless = play(
-        ToolEnvironments([python_tool(2.0)], timeout_s=10.0),
+    printed, silent, raised = play(
+        ToolEnvironments([python_tool(120.0)], timeout_s=300.0),
         call("python", code="print(sum(range(10)))"),
         call("python", code="x = 1"),
         call("python", code="1/0"),
-        call("python", code="while True: pass"),
     )
+    (endless,) = play(ToolEnvironments([python_tool(2.0)], timeout_s=300.0), call("python", code="while True: pass"))
     assert printed.text == "45" and printed.num_errors == 0
     assert "no output" in silent.text
     assert "ZeroDivisionError" in raised.text and raised.num_errors == 1
@@ -177,9 +174,10 @@ def test_the_interpreter_runs_code_in_the_sandbox() -> None:
 # ---- MCP
 
 
-def test_tools_of_an_mcp_server(tokenizer: Any) -> None:
+def test_tools_of_an_mcp_server(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mcp")
-    config = AgentConfig(mcp_servers=[f"{sys.executable} {FILE}"], tools=[f"{FILE}:multiply"])
+    monkeypatch.setattr("podium.agents.mcp_tools.START_S", 300.0)  # a busy machine starts it late
+    config = AgentConfig(mcp_servers=[f"{sys.executable} {FILE}"], tools=[f"{FILE}:multiply"], tool_timeout_s=300.0)
     tools = make_tool_environments(config, tokenizer)
     total, broken, wrong = play(
         tools, call("add", a=2, b=3), call("broken"), call("add", a="x", b=1) + call("multiply", first=2, second=2)
@@ -194,9 +192,10 @@ def test_tools_of_an_mcp_server(tokenizer: Any) -> None:
     }
 
 
-def test_an_mcp_server_that_does_not_start_is_named(tokenizer: Any) -> None:
+def test_an_mcp_server_that_does_not_start_is_named(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mcp")
-    config = AgentConfig(mcp_servers=[f"{sys.executable} {os.devnull}"])
+    monkeypatch.setattr("podium.agents.mcp_tools.START_S", 300.0)
+    config = AgentConfig(mcp_servers=[f"{sys.executable} {os.devnull}"], tool_timeout_s=300.0)
     with pytest.raises(ConfigError, match=f"the MCP server .*{os.devnull}.* cannot be used"):
         play(make_tool_environments(config, tokenizer))
 

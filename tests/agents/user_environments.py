@@ -36,7 +36,7 @@ class GuessNumber:
 
 class Slow(GuessNumber):
     async def step(self, text: str, tokens: Sequence[int]) -> Observation:
-        await asyncio.sleep(30)
+        await asyncio.sleep(3600)
         return Observation(done=True)
 
 

@@ -41,7 +41,7 @@ def ours() -> Turn:
 def play(tmp_path: Path) -> Callable[..., tuple[list[Turn], list[Turn], str]]:
     """Three turns of ours and of a peer with this set-up and this run."""
 
-    def play(setup: str = "pass", run: str = "pass", timeout_s: float = 30.0, limit_s: float = math.inf):
+    def play(setup: str = "pass", run: str = "pass", timeout_s: float = 300.0, limit_s: float = math.inf):
         program = tmp_path / "some_peer.py"
         program.write_text(PROGRAM.format(bench=BENCH, setup=setup, run=run))
         return take_turns(ours, [sys.executable, str(program)], JOB, 3, Patience(timeout_s, limit_s))
@@ -57,10 +57,10 @@ def test_contestants_have_as_many_turns(play) -> None:
 def test_processor_seconds_are_those_of_the_run(play) -> None:
     _, idle, _ = play(setup="sum(range(20_000_000))", run="time.sleep(0.2)")
     _, busy, _ = play(
-        setup="pass", run="end = time.process_time() + 0.2\n        while time.process_time() < end: pass"
+        setup="pass", run="end = time.process_time() + 0.5\n        while time.process_time() < end: pass"
     )
     assert all(turn.cpu_s < 0.1 and turn.seconds > 0.2 for turn in idle)
-    assert all(0.2 <= turn.cpu_s < 0.4 for turn in busy)
+    assert all(0.5 <= turn.cpu_s < 1.0 for turn in busy)
 
 
 def test_a_peer_that_cannot_start_says_why(play) -> None:
@@ -88,24 +88,22 @@ def test_a_peer_that_writes_too_little_has_failed(play) -> None:
 
 
 def test_a_peer_that_hangs_is_ended(play) -> None:
-    start = time.monotonic()
-    mine, theirs, failure = play(run="len(runs) > 1 and time.sleep(60)", timeout_s=2.0)
+    mine, theirs, failure = play(run="len(runs) > 1 and time.sleep(3600)", timeout_s=2.0)
     assert (len(mine), theirs) == (3, [])
     assert failure.startswith("no answer in 2 s")
-    assert time.monotonic() - start < 30
 
 
 def test_a_pair_that_would_not_end_in_time_is_not_begun() -> None:
     def slow() -> Turn:
-        time.sleep(0.4)
-        return Turn(0.4, 0.0)
+        time.sleep(1.2)
+        return Turn(1.2, 0.0)
 
-    mine, _, _ = take_turns(slow, None, JOB, 10, Patience(peer_timeout_s=30.0, limit_s=1.0))
+    mine, _, _ = take_turns(slow, None, JOB, 10, Patience(peer_timeout_s=300.0, limit_s=3.0))
     assert 1 <= len(mine) <= 2
 
 
 def test_a_peer_gets_no_more_time_than_the_bench_has(play) -> None:
-    mine, theirs, failure = play(run="time.sleep(60)", limit_s=2.0)
+    mine, theirs, failure = play(run="time.sleep(3600)", limit_s=2.0)
     assert (mine, theirs) == ([], [])
     assert "which --limit-s had left" in failure
 

@@ -59,7 +59,7 @@ class Server:
             self.processes = [
                 subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True) for command in self.commands()
             ]
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 600
         while not self.ready():
             text = (self.folder / "server.log").read_text(errors="replace")
             assert time.monotonic() < deadline, f"{self.kind} does not answer:\n{text[-3000:]}"
@@ -70,7 +70,7 @@ class Server:
         for process in self.processes:
             process.kill()
         for process in self.processes:
-            process.wait(10)
+            process.wait(300)
         self.processes = []
 
 
@@ -126,7 +126,7 @@ class Hdfs(Server):
         self.ports = {name: free_port() for name in ("http", "data", "data_http", "data_ipc")}
         self.jars = Path(os.environ["PODIUM_HADOOP"]).resolve() / "lib"
         self._write_settings()
-        done = subprocess.run(self._java("namenode.NameNode", "-format"), capture_output=True, timeout=60)
+        done = subprocess.run(self._java("namenode.NameNode", "-format"), capture_output=True, timeout=600)
         assert done.returncode == 0, done.stderr.decode()[-3000:]
 
     def url(self, name: str) -> str:

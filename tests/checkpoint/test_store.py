@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -99,12 +100,56 @@ def test_any_flipped_bit_of_any_file_is_found(
     tmp_path_factory: pytest.TempPathFactory, position: int, bit: int, choice: int
 ) -> None:
     path = make(tmp_path_factory.mktemp("flip"), 1).steps()[1]
-    files = sorted(p for p in path.rglob("*") if p.is_file() and p.name != manifest.NAME)
+    files = sorted(p for p in path.rglob("*") if p.is_file())
     victim = files[choice % len(files)]
     content = bytearray(victim.read_bytes())
     content[position % len(content)] ^= 1 << bit
     victim.write_bytes(content)
     assert manifest.find_fault(path) is not None
+
+
+def test_every_flipped_bit_of_a_manifest_is_found(tmp_path: Path) -> None:
+    text = (make(tmp_path, 1).steps()[1] / manifest.NAME).read_bytes()
+    manifest.parse_manifest(text.decode(), "here")
+    for number in range(8 * len(text)):
+        content = bytearray(text)
+        content[number // 8] ^= 1 << number % 8
+        with pytest.raises((CheckpointError, UnicodeDecodeError)):
+            manifest.parse_manifest(content.decode(), "here")
+
+
+def old(path: Path) -> dict[str, Any]:
+    """The manifest as versions wrote it that did not check it."""
+    known: dict[str, Any] = json.loads((path / manifest.NAME).read_text())
+    del known["checksum"]
+    return known | {"format": 1}
+
+
+def test_a_manifest_without_a_checksum_of_its_own_is_read(tmp_path: Path) -> None:
+    path = make(tmp_path, 1).steps()[1]
+    (path / manifest.NAME).write_text(json.dumps(old(path), indent=1))
+    assert manifest.find_fault(path) is None
+    damage_flip(path)
+    assert "a.bin differs" in str(manifest.find_fault(path))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"files": {"actor/a.bin": {"bytex": 200, "sha256": ""}}},
+        {"files": {"actor/a.bin": {"bytes": 200}}},
+        {"files": {"actor/a.bin": {"bytes": "200", "sha256": ""}}},
+        {"files": {"actor/a.bin": 200}},
+        {"files": ["actor/a.bin"]},
+        {"metrics": [1]},
+    ],
+)
+def test_an_old_manifest_of_another_shape_is_named(tmp_path: Path, damage: dict[str, Any]) -> None:
+    store = make(tmp_path, 1, 2, retention=Retention(1, "val"))
+    path = store.steps()[2]
+    (path / manifest.NAME).write_text(json.dumps(old(path) | damage))
+    assert "is not a manifest" in str(manifest.find_fault(path))
+    assert store.find("auto").path == store.steps()[1] and store.best_step() == 1
 
 
 def test_must_says_what_is_wrong_with_each(tmp_path: Path) -> None:

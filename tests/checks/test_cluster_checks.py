@@ -29,6 +29,7 @@ def test_a_node_with_another_version_a_closed_port_or_no_answer_is_a_problem() -
 @pytest.mark.slow
 def test_a_cluster_is_asked_for_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("podium.single_controller.survey.SURVEY_TIMEOUT_S", 300.0)  # a busy machine answers late
     ensure_ray(num_cpus=2)
     try:
         monkeypatch.setenv("RAY_ADDRESS", "the one we are connected to")

@@ -48,6 +48,19 @@ def test_zero_2_holds_all_weights_zero_3_a_share_and_a_host_the_optimizer() -> N
     assert of("actor_rollout_ref.actor.deepspeed.offload_optimizer=true") == pytest.approx((2 + 4, 0))
 
 
+def test_a_split_model_and_its_optimizer_lie_on_the_ranks_that_share_it() -> None:
+    words = [*MICRO, "trainer.n_gpus_per_node=8", "actor_rollout_ref.actor.strategy=megatron"]
+    part = HALF_B.parameters / 4 / 2**30
+
+    def of(*more: str) -> tuple[float, float]:
+        now = estimate(load_config(None, [*words, *more]), HALF_B, True, 80)
+        return now.weights / part - 8, now.optimizer / part  # beside the rollout engine's copy in bfloat16
+
+    words.append("actor_rollout_ref.actor.megatron.tensor_model_parallel_size=4")
+    assert of() == pytest.approx((2 + 8, 4)), "two replicas share the optimizer's state"
+    assert of("actor_rollout_ref.actor.megatron.use_distributed_optimizer=false") == pytest.approx((2 + 8, 8))
+
+
 def test_the_kv_cache_is_what_the_sequences_fill_up_to_its_share() -> None:
     assert kv_bytes_per_token(HALF_B, 2) == 2 * 24 * 128 * 2
     few = estimate(load_config(None, [*MICRO, "data.train_batch_size=1"]), HALF_B, True, 80)

@@ -22,7 +22,7 @@ HEAVY = ("torch", "ray", "transformers", "omegaconf", "rich", "numpy")
 
 def modules_after(code: str) -> set[str]:
     code = f"import sys, json\n{code}\njson.dump(sorted(sys.modules), sys.stderr)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=600)
     return set(json.loads(done.stderr.splitlines()[-1]))
 
 

@@ -82,7 +82,8 @@ def test_dotted_keys_and_sections_mean_the_same_in_a_recipe(tmp_path: Path) -> N
 
 
 def test_an_empty_recipe_and_empty_sections_change_nothing(tmp_path: Path) -> None:
-    assert load_config(recipe(tmp_path, "")) == load_config(recipe(tmp_path, "data:\ntrainer: {}\n")) == load_config()
+    named = load_config(None, ["trainer.experiment_name=recipe"])  # after the file
+    assert load_config(recipe(tmp_path, "")) == load_config(recipe(tmp_path, "data:\ntrainer: {}\n")) == named
 
 
 def test_interpolation_refers_to_other_settings(tmp_path: Path) -> None:
@@ -91,6 +92,23 @@ def test_interpolation_refers_to_other_settings(tmp_path: Path) -> None:
     )
     config = load_config(path)
     assert (config.trainer.critic_warmup, config.trainer.experiment_name) == (11, "s-11")
+
+
+def test_a_recipe_that_does_not_name_its_runs_gives_them_its_own_name(tmp_path: Path) -> None:
+    (tmp_path / "my.yaml").write_text("data: {train_batch_size: 8}\n")
+    assert load_config(tmp_path / "my.yaml").trainer.default_local_dir == "runs/podium/my"
+    assert load_config(tmp_path / "my.yaml", ["trainer.experiment_name=other"]).trainer.experiment_name == "other"
+    (tmp_path / "my.yaml").write_text("trainer: {experiment_name: named}\n")
+    assert load_config(tmp_path / "my.yaml").trainer.experiment_name == "named"
+
+
+@pytest.mark.parametrize("word", ["~trainer.seed", "~nobody-of-that-name/my.yaml", "nowhere"])
+def test_a_recipe_that_is_not_there_is_told_with_the_place_that_was_searched(
+    word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=f"no recipe '{word}'.*{tmp_path}/recipes"):
+        load_config(word)
 
 
 def test_val_freq_is_a_second_name_of_test_freq(tmp_path: Path) -> None:
@@ -109,7 +127,8 @@ def test_val_freq_is_a_second_name_of_test_freq(tmp_path: Path) -> None:
         ("data.train_batch_sise=5", "data.train_batch_size"),
         ("total_steps=5", "trainer.total_training_steps"),
         ("learning_rate=1e-5", "actor_rollout_ref.actor.optim.lr"),
-        ("+trainer.seed=1", "trainer.seed"),
+        ("+trainer.sede=1", "trainer.seed"),
+        ("++lr=1e-5", "actor_rollout_ref.actor.optim.lr"),
         ("actor_rollout_ref.actor.ppo_micro_batch_sise=4", "actor_rollout_ref.actor.ppo_mini_batch_size"),
     ],
 )
@@ -117,6 +136,13 @@ def test_an_unknown_key_is_an_error_that_names_the_nearest(word: str, meant: str
     with pytest.raises(ConfigError) as caught:
         load_config(None, [word])
     assert f"did you mean {meant}" in str(caught.value)
+    assert f"unknown key {word.partition('=')[0].lstrip('+')!r}" in str(caught.value)
+
+
+@pytest.mark.parametrize("prefix", ["+", "++"])
+def test_hydras_prefix_for_a_new_key_changes_nothing(prefix: str) -> None:
+    config = load_config(None, [f"{prefix}trainer.seed=7", f"{prefix}data={{train_batch_size: 8}}"])
+    assert (config.trainer.seed, config.data.train_batch_size) == (7, 8)
 
 
 def test_an_unknown_key_like_no_other_lists_what_its_section_has() -> None:

@@ -36,6 +36,12 @@ def notes(*words: str, total_steps: int | None = None) -> list[str]:
         ),
         (["trainer.best_metric=val-core/x"], ["best_metric=val-core/x has no effect", "max_ckpt_to_keep"]),
         (["trainer.ray_dashboard=true"], ["ray_dashboard has no effect", "trainer.runtime=ray"]),
+        ([f"{ACTOR}.strategy=deepspeed"], ["strategy=deepspeed has no effect", "as with fsdp"]),
+        ([f"{ACTOR}.strategy=megatron"], ["strategy=megatron has no effect", "as with fsdp"]),
+        (
+            [f"{ACTOR}.strategy=megatron", "trainer.n_gpus_per_node=2"],
+            ["tensor_model_parallel_size=1", "every worker holds the whole model"],
+        ),
         (["trainer.profile_steps=[3, 30]", "trainer.total_training_steps=10"], ["profile_steps=[3, 30]", "only 10"]),
         (["algorithm.adv_estimator=mine:function"], ["whether mine:function needs a critic", "critic.enable"]),
     ],
@@ -53,6 +59,10 @@ def test_one_line_names_the_setting_and_what_becomes_of_it(words: list[str], say
         [*GAE, "trainer.critic_warmup=9"],
         [f"{ACTOR}.policy_loss.loss_mode=gspo"],
         [f"{ACTOR}.policy_loss.loss_mode=gspo", f"{ACTOR}.loss_agg_mode=seq-mean-token-mean"],
+        [
+            *(f"{ACTOR}.strategy=megatron", "trainer.n_gpus_per_node=2"),
+            f"{ACTOR}.megatron.tensor_model_parallel_size=2",
+        ],
         ["trainer.test_freq=5", "trainer.best_metric=val-core/x", "trainer.max_ckpt_to_keep=2"],
     ],
 )

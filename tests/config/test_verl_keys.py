@@ -26,6 +26,8 @@ ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
      ({f"{ROLLOUT}.n_agent": 5, f"{ROLLOUT}.n": 1}, {f"{ROLLOUT}.n": 5}),
      ({"data.shuffle_train_dataloader": False}, {"data.shuffle": False}),
      ({f"{ACTOR}.strategy": "fsdp2"}, {f"{ACTOR}.strategy": "fsdp"}),
+     ({f"{ACTOR}.strategy": "megatron", f"{ACTOR}.megatron.tensor_model_parallel_size": 2},
+      {f"{ACTOR}.strategy": "megatron", f"{ACTOR}.megatron.tensor_model_parallel_size": 2}),
      ({f"{ACTOR}.ppo_micro_batch_size": 128, "trainer.n_gpus_per_node": 8},
       {f"{ACTOR}.micro_batch_size_per_gpu": 16, "trainer.n_gpus_per_node": 8}),
      ({f"{ACTOR}.ulysses_sequence_parallel_size": 2}, {f"{ACTOR}.fsdp.ulysses_sequence_parallel_size": 2}),
@@ -61,7 +63,8 @@ def test_keys_with_another_name_or_condition(given: dict[str, object], settings:
      ("algorithm.no_think_rl", False, "always kept"),
      ("reward_model.reward_kwargs.max_resp_len", 9, "it is data.max_response_length"),
      ("reward_model.micro_batch_size_per_gpu", 9, "reward_model.max_tokens_per_micro_batch"),
-     (f"{ACTOR}.megatron.tensor_model_parallel_size", 2, "there is no Megatron engine")],
+     (f"{ACTOR}.megatron.pipeline_model_parallel_size", 2, "has tensor_model_parallel_size, "),
+     ("actor_rollout_ref.ref.megatron.tensor_model_parallel_size", 2, "the reference is split as the actor is")],
 )  # fmt: skip
 def test_what_has_no_counterpart_is_left_out_with_the_reason(key: str, value: object, reason: str) -> None:
     assert reason in translate({key: value}).left[key]
@@ -81,10 +84,10 @@ def test_no_rule_drops_a_value_without_a_word(key: str, value: object) -> None:
 
 def test_an_engine_that_is_not_here_is_named_beside_those_that_are() -> None:
     engines = get_args(leaves()[f"{ACTOR}.strategy"])
-    translation = translate({f"{ACTOR}.strategy": "megatron"})
+    translation = translate({f"{ACTOR}.strategy": "veomni"})
     assert not translation.settings and all(name in translation.left[f"{ACTOR}.strategy"] for name in engines)
-    with pytest.raises(ConfigError, match=f"cannot be 'megatron'; it must be one of {', '.join(engines)}"):
-        load_config(None, [f"{ACTOR}.strategy=megatron"])
+    with pytest.raises(ConfigError, match=f"cannot be 'veomni'; it must be one of {', '.join(engines)}"):
+        load_config(None, [f"{ACTOR}.strategy=veomni"])
     with pytest.raises(ConfigError, match="verl's fsdp2 is fsdp here"):
         load_config(None, [f"{ACTOR}.strategy=fsdp2"])
 
@@ -148,7 +151,7 @@ def test_a_key_of_verls_on_the_command_line_is_answered_in_podiums_words(words: 
 @pytest.mark.parametrize(
     "word, meant",
     [("trainer.sede=1", "trainer.seed"), ("actor.strategy=fsdp", f"{ACTOR}.strategy"),
-     ("mode=off", "algorithm.rollout_correction.mode"), ("+trainer.seed=1", "trainer.seed")],
+     ("mode=off", "algorithm.rollout_correction.mode"), ("+trainer.sede=1", "trainer.seed")],
 )  # fmt: skip
 def test_a_key_that_verl_does_not_know_either_gets_the_nearest_name(word: str, meant: str) -> None:
     with pytest.raises(ConfigError, match=f"did you mean {meant}") as caught:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podium.dashboard.columns import MetricColumns
-from podium.tracking import read_metrics
+from podium.tracking import RunLog, read_metrics
 
 names = st.sampled_from(["a", "b", "a/b", "ä/ü", 'quo"te', "critic/score/mean", "b:", "step/x"])
 values = st.one_of(st.none(), st.integers(-(10**6), 10**6), st.floats(allow_nan=False, allow_infinity=False))
@@ -107,3 +107,19 @@ def test_a_name_that_appears_late_in_a_long_file_is_found(tmp_path: Path) -> Non
     parsed = [json.loads(line) for line in path.read_text().splitlines()[:-1]]
     assert np.array_equal(found, [record["critic/score/mean"] for record in parsed])
     assert steps.tolist() == list(range(5000))
+
+
+def test_a_last_line_that_is_completed_is_read_again_and_alone(tmp_path: Path) -> None:
+    columns, path = MetricColumns(), tmp_path / "metrics.jsonl"
+    with RunLog(tmp_path) as log:
+        for step in range(1, 4):
+            log.log(step, {"a": float(step)})
+        assert columns.read(path, ["a"])["a"][0].tolist() == [1, 2, 3]
+        num_lines = columns.num_lines
+        log.log(3, {"val/x": 0.5})
+        log.log(4, {"a": 4.0})
+        curves = columns.read(path, ["a", "val/x"])
+    assert columns.num_lines == num_lines + 2, "the completed line and the new one"
+    assert [values.tolist() for values in curves["a"]] == [[1, 2, 3, 4], [1.0, 2.0, 3.0, 4.0]]
+    assert [values.tolist() for values in curves["val/x"]] == [[3], [0.5]]
+    assert columns.record(path, 3) == {"step": 3, "val/x": 0.5, "a": 3.0}

@@ -45,5 +45,5 @@ def test_rows_are_looked_at_when_the_run_is_known(tokenizer: Any, tmp_path: Path
     dataset.agent = AgentLoop("search")
     dataset.check_rows()
     dataset.agent = AgentLoop("single_turn")
-    with pytest.raises(DataError, match=r"row 1 has agent_name 'search'.*do_search=true"):
+    with pytest.raises(DataError, match=r"line 2 has agent_name 'search'.*do_search=true"):
         dataset.check_rows()

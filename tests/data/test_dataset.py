@@ -123,7 +123,7 @@ def test_the_length_policy_is_applied_and_counted(tokenizer, tmp_path):
     assert cut[2]["input_ids"][-4:] == cut[1]["input_ids"][-4:] and cut.num_truncated == 1
     strict = make("error")
     assert len(strict[1]["input_ids"]) == limit
-    with pytest.raises(DataError, match=r"a\.jsonl, row 2: the prompt has 17 tokens, data.max_prompt_length .*is 16"):
+    with pytest.raises(DataError, match=r"a\.jsonl, line 3: the prompt has 17 tokens, data.max_prompt_length .*is 16"):
         strict[2]
 
 
@@ -158,18 +158,18 @@ def test_a_bad_row_is_named_with_file_row_and_reason(tokenizer, tmp_path, row, r
     file = write_jsonl(tmp_path / "bad.jsonl", [{"prompt": "fine"}, row])
     dataset = RLHFDataset([file], tokenizer, DataConfig())
     assert dataset[0]["raw_prompt"][0]["content"] == "fine"
-    with pytest.raises(DataError, match=rf"bad\.jsonl, row 1: .*{reason}"):
+    with pytest.raises(DataError, match=rf"bad\.jsonl, line 2: .*{reason}"):
         dataset[1]
 
 
-def test_broken_json_names_its_row_and_blank_lines_do_not_count(tokenizer, tmp_path):
+def test_broken_json_names_its_line_as_an_editor_shows_it_and_blank_lines_are_no_rows(tokenizer, tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"prompt": "é one"}\n\n{"prompt": "two"}\n{"prompt": \n[1]')
     dataset = RLHFDataset([str(path)], tokenizer, DataConfig())
     assert len(dataset) == 4 and dataset[1]["raw_prompt"][0]["content"] == "two"
-    with pytest.raises(DataError, match=r"a\.jsonl, row 2: not valid JSON"):
+    with pytest.raises(DataError, match=r"a\.jsonl, line 4: not valid JSON \(expecting value at column 11\)"):
         dataset[2]
-    with pytest.raises(DataError, match=r"a\.jsonl, row 3: a JSON object was expected, found list"):
+    with pytest.raises(DataError, match=r"a\.jsonl, line 5: a JSON object was expected, found list"):
         dataset[3]
 
 
@@ -178,7 +178,7 @@ def test_unusable_files_are_refused_when_the_dataset_is_made(tokenizer, tmp_path
     (tmp_path / "broken.parquet").write_text("not parquet")
     for word, reason in [
         (tmp_path / "none.jsonl", "does not exist"),
-        (tmp_path / "rows.csv", "neither task:<name> nor a file that ends in .parquet or .jsonl"),
+        (tmp_path / "rows.csv", "neither task:<name>, nor a file that ends in .parquet or .jsonl"),
         (tmp_path / "empty.jsonl", "has no rows"),
         (tmp_path / "broken.parquet", "cannot be read as parquet"),
     ]:
@@ -239,3 +239,15 @@ def test_a_split_of_a_task_can_be_asked_for(tokenizer):
     assert [row["raw_prompt"] for row in val] == [row["raw_prompt"] for row in train]
     with pytest.raises(ConfigError, match="split=test must be train or val"):
         RLHFDataset(["task:addition?split=test"], tokenizer, DataConfig())
+
+
+def test_a_row_is_told_by_the_line_of_a_text_file_and_the_row_of_a_table_from_1(tokenizer, tmp_path):
+    (tmp_path / "a.jsonl").write_text('\n{"prompt": "one"}\n\n\n{"prompt": "two"}\n')
+    table = pyarrow.Table.from_pylist([{"prompt": "three"}, {"prompt": "four"}])
+    pyarrow.parquet.write_table(table, tmp_path / "b.parquet")
+    files = [str(tmp_path / "a.jsonl"), str(tmp_path / "b.parquet"), "task:addition?rows=1"]
+    dataset = RLHFDataset(files, tokenizer, DataConfig())
+    places = [dataset.place_of(dataset.uid(row)) for row in range(5)]
+    words = [(0, "line 2"), (0, "line 5"), (1, "row 1"), (1, "row 2"), (2, "row 1")]
+    assert places == [f"{files[file]}, {number}" for file, number in words]
+    assert dataset.place_of("of-somewhere-7") is None

@@ -59,7 +59,7 @@ def write_rows(path: Path, count: int) -> str:
 
 def start(file: str, folder: Path) -> dict[str, Any]:
     command = [sys.executable, "-c", START, file, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=240)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=900)
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 

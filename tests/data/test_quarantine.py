@@ -44,15 +44,17 @@ def test_each_kind_of_bad_row_is_set_aside_with_file_row_and_reason(tokenizer, f
     dataset.check_rows()
     assert [row["raw_prompt"][0]["content"] for row in dataset] == [f"good {i}" for i in range(7)]
     found = notes(tmp_path)
-    assert [(note["file"], note["row"]) for note in found] == [(file, 2 * i + 1) for i in range(7)]
+    assert [(note["file"], note["row"]) for note in found] == [(file, 2 * i + 2) for i in range(7)], "lines, from 1"
     for note, reason in zip(found, BAD, strict=True):
         assert reason in note["reason"]
 
 
 def test_too_many_bad_rows_stop_the_run_and_say_how_to_go_on(tokenizer, file, tmp_path):
-    with pytest.raises(DataError, match=r"rows.jsonl, row 5: .*bad row number 3, data.max_bad_rows is 2"):
+    with pytest.raises(
+        DataError, match=r"7 rows .*data.max_bad_rows is 2: .*rows.jsonl, line 2: .*line 4: .*and 4 more .*raise"
+    ):
         make(tokenizer, file, tmp_path, allowed=2).check_rows()
-    assert len(notes(tmp_path)) == 3
+    assert len(notes(tmp_path)) == 7, "all that were looked at, so that they can be repaired at once"
 
 
 def test_a_bad_row_that_is_drawn_is_replaced_by_the_next_good_one_every_time(tokenizer, file, tmp_path):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -34,7 +35,7 @@ def trainer() -> TorchEngine:
     return TorchEngine(make_model(), optim=OptimConfig(lr=1e-2), total_steps=10)
 
 
-def connect(kind: Callable[..., Channel], size: int, timeout_s: float = 20.0) -> list[Channel]:
+def connect(kind: Callable[..., Channel], size: int, timeout_s: float = 300.0) -> list[Channel]:
     """The ends of one channel; a process group needs all of them to come at once."""
     store = dist.TCPStore("localhost", 0, size, is_master=True, wait_for_workers=False)
 
@@ -46,6 +47,13 @@ def connect(kind: Callable[..., Channel], size: int, timeout_s: float = 20.0) ->
         ends = list(pool.map(end, range(size)))
     ends[0].keep_alive = store  # type: ignore[attr-defined]
     return ends
+
+
+def shorten(end: Channel, timeout_s: float) -> None:
+    """Little patience from here on; to find each other its ends had enough."""
+    end.timeout_s = timeout_s
+    if isinstance(end, GroupChannel):
+        end._words._set_default_timeout(timedelta(seconds=timeout_s))
 
 
 def serve(ends: list[Channel], engines: list[NativeEngine], times: int = 1) -> list[Future[list[int]]]:
@@ -73,7 +81,7 @@ def test_every_engine_gets_every_tensor_and_generates_with_it(
         done = publish(trainer, remote, version, probe=make_probe(trainer))
         assert (done.mode, done.version) == ("broadcast", version) and done.num_bytes > 4096
         assert done.probe_difference is not None and done.probe_difference < 1e-4
-    assert [answer.result(20) for answer in answers] == [[1, 2]] * 2
+    assert [answer.result(300) for answer in answers] == [[1, 2]] * 2
     for engine in engines:
         held = dict(engine.weights())
         assert all(tensor.equal(held[name]) for name, tensor in trainer.module.state_dict().items())
@@ -92,7 +100,7 @@ def test_a_fault_in_one_of_two_engines_is_caught_by_the_tensors_name(
     with pytest.raises(PublishError, match=f"Tensor {UP_0 if fault is swapped else UP_1}"):
         publish(trainer, RemoteEngines(ends[0]), 1)
     for answer in answers:
-        answer.result(20)
+        answer.result(300)
 
 
 def test_what_the_sampled_values_miss_the_probe_sees_and_names(trainer: TorchEngine) -> None:
@@ -112,7 +120,7 @@ def test_what_the_sampled_values_miss_the_probe_sees_and_names(trainer: TorchEng
     answers = serve(ends[1:], [engine])
     with pytest.raises(PublishError, match=rf"log-probs of fixed tokens .* Tensor {UP_1}"):
         publish(trainer, RemoteEngines(ends[0]), 1, probe=make_probe(trainer))
-    assert answers[0].result(20) == [1]
+    assert answers[0].result(300) == [1]
 
 
 def test_an_engine_that_keeps_its_old_version_is_caught(trainer: TorchEngine) -> None:
@@ -128,13 +136,15 @@ def test_an_engine_that_keeps_its_old_version_is_caught(trainer: TorchEngine) ->
 def test_a_silent_rollout_process_is_named_when_the_time_is_up(
     kind: Callable[..., Channel], trainer: TorchEngine
 ) -> None:
-    ends = connect(kind, 2, timeout_s=1.0)
+    ends = connect(kind, 2)
+    shorten(ends[0], 1.0)
     with pytest.raises(PublishError, match=r"rollout process.* within 1 s"):
         publish(trainer, RemoteEngines(ends[0]), 1)
 
 
 def test_a_trainer_that_never_speaks_is_named_too() -> None:
-    ends = connect(StoreChannel, 2, timeout_s=0.5)
+    ends = connect(StoreChannel, 2)
+    shorten(ends[1], 0.5)
     with pytest.raises(PublishError, match=r"the trainer said nothing .* within 0.5 s"):
         answer_publish(ends[1], NativeEngine(make_model(1), SMALL))
 
@@ -150,7 +160,7 @@ def test_a_store_is_left_empty(trainer: TorchEngine) -> None:
     before = store.num_keys()
     answers = serve(ends[1:], [NativeEngine(make_model(1), SMALL)])
     publish(trainer, RemoteEngines(ends[0]), 1)
-    answers[0].result(20)
+    answers[0].result(300)
     assert store.num_keys() - before <= 1, "the last word may still lie there"
 
 
@@ -163,7 +173,7 @@ from podium.engines.rollout.base import SamplingParams
 from podium.engines.rollout.channels import GroupChannel
 from podium.engines.rollout.native.engine import NativeEngine
 from podium.engines.rollout.remote import answer_publish
-channel = GroupChannel(dist.TCPStore("localhost", {port}, 2, is_master=False), 1, 2, timeout_s=60)
+channel = GroupChannel(dist.TCPStore("localhost", {port}, 2, is_master=False), 1, 2, timeout_s=600)
 engine = NativeEngine(make_model(1), SMALL)
 answer_publish(channel, engine)
 print(engine.generate([[2, 3, 4]], SamplingParams(max_tokens=6, temperature=0.0))[0][0])
@@ -176,9 +186,9 @@ def test_a_rollout_engine_in_another_process_writes_what_the_trainers_weights_wr
     code = ROLLOUT_PROCESS.format(tests=str(__file__).rsplit("/", 1)[0], port=store.port)
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     try:
-        channel = GroupChannel(store, 0, 2, timeout_s=120)
+        channel = GroupChannel(store, 0, 2, timeout_s=600)
         publish(trainer, RemoteEngines(channel), 9, probe=make_probe(trainer))
-        out, _ = process.communicate(timeout=120)
+        out, _ = process.communicate(timeout=600)
     finally:
         process.kill()
     assert isinstance(trainer.module, PreTrainedModel)

@@ -60,12 +60,12 @@ def send(trainer: TorchEngine, engine: NativeEngine, transport: str) -> float:
         store = dist.TCPStore("localhost", 0, 2, is_master=True, wait_for_workers=False)
         stores = [store, dist.TCPStore("localhost", store.port, 2, is_master=False)]
         with ThreadPoolExecutor(2) as pool:
-            ours, theirs = pool.map(lambda rank: GroupChannel(stores[rank], rank, 2, timeout_s=20.0), range(2))
+            ours, theirs = pool.map(lambda rank: GroupChannel(stores[rank], rank, 2, timeout_s=300.0), range(2))
             answer = pool.submit(answer_publish, theirs, engine)
             try:
                 done = publish(trainer, RemoteEngines(ours), 1, probe=probe)
             finally:
-                answer.result(20)
+                answer.result(300)
     assert done.mode == transport and done.probe_difference is not None
     return done.probe_difference
 

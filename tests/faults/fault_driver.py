@@ -42,6 +42,8 @@ PPO = [
     "trainer.test_freq=1",
 ]
 CLOCKS = ("timing", "perf/", "publish/seconds")
+LIMIT_S = 900.0
+"""Of one process: only a hang comes near it."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def context() -> Any:
     return forking
 
 
-def train(folder: Path, *words: str, faults: tuple[Fault, ...] = (), limit_s: float = 240.0) -> int:
+def train(folder: Path, *words: str, faults: tuple[Fault, ...] = (), limit_s: float = LIMIT_S) -> int:
     """Run `podium train` in a child; the exit code, negative for a signal."""
     return finish(start(folder, *words, faults=faults), limit_s)
 
@@ -80,13 +82,15 @@ def start(folder: Path, *words: str, faults: tuple[Fault, ...] = ()) -> Any:
     child = forking.Process(target=_run, args=(settings, faults, says_ready))
     child.start()
     says_ready.close()
-    assert ready.poll(60), "the process did not start"  # before that a signal would meet the fork server's handlers
+    assert ready.poll(LIMIT_S), (
+        "the process did not start"
+    )  # before that a signal would meet the fork server's handlers
     ready.close()
     child.output = Path(f"{folder}.out")
     return child
 
 
-def finish(child: Any, limit_s: float = 120.0) -> int:
+def finish(child: Any, limit_s: float = LIMIT_S) -> int:
     child.join(limit_s)
     if child.exitcode is None:
         os.kill(child.pid, signal.SIGUSR1)  # writes where its threads are
@@ -125,9 +129,13 @@ def _run(words: list[str], faults: tuple[Fault, ...], ready: Any) -> None:
     faulthandler.register(signal.SIGUSR1, file=2)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _plant(faults)
-    ready.send(None)
-    ready.close()
-    sys.exit(main(["train", *words]))
+    try:
+        ready.send(None)
+        ready.close()
+        code = main(["train", *words])
+    except KeyboardInterrupt:  # before or behind the command's own handling
+        code = 128 + signal.SIGINT
+    sys.exit(code)
 
 
 def _plant(faults: tuple[Fault, ...]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,25 +24,52 @@ Golden = Callable[..., list[dict[str, Any]]]
 WORDS = ["trainer.total_training_steps=8", "trainer.async_save=false"]
 
 
-@pytest.mark.parametrize("mode", ["true", "false"], ids=["async", "sync"])
-def test_a_full_disk_during_saves_costs_those_saves_only(tmp_path: Path, golden: Golden, mode: str) -> None:
-    full = Fault("stage", nth=2, max_file_bytes=20_000, lasts=2)
+FULL = pytest.mark.parametrize(
+    ("mode", "limit"),
+    [("true", 20_000), ("true", 5_000_000), ("false", 5_000_000)],
+    ids=["async-in-hf", "async-in-shards", "sync-in-shards"],
+)
+"""Where the disk is full: hf/model.safetensors has 3.3 MB, the file of model and optimizer more."""
+
+
+@FULL
+def test_a_full_disk_during_saves_costs_those_saves_only(tmp_path: Path, golden: Golden, mode: str, limit: int) -> None:
+    full = Fault("stage", nth=2, max_file_bytes=limit, lasts=2)
     words = ["trainer.total_training_steps=8", f"trainer.async_save={mode}"]
     assert train(tmp_path / "run", *words, faults=(full,)) == 0, (tmp_path / "run.out").read_text()
     assert without_clocks(read_metrics(tmp_path / "run")) == golden(*WORDS)
     events = read_events(tmp_path / "run")
-    assert [e["step"] for e in events if e["kind"] == "checkpoint_failed"] == [2, 3]
+    failed = [e for e in events if e["kind"] == "checkpoint_failed"]
+    assert [e["step"] for e in failed] == [2, 3] and all("File too large" in e["reason"] for e in failed)
     assert [e["step"] for e in events if e["kind"] == "checkpoint_saved"] == [1, 4, 5, 6, 7, 8]
     assert not list(tmp_path.rglob(".staging*")), "what was half written is gone"
+    assert "Traceback" not in (tmp_path / "run.out").read_text()
 
 
-def test_a_last_save_that_fails_ends_the_run_with_an_error_and_keeps_the_one_before(tmp_path: Path) -> None:
-    full = Fault("stage", nth=3, max_file_bytes=20_000)
-    assert train(tmp_path / "run", "trainer.total_training_steps=3", faults=(full,)) == 1
-    assert "could not be saved" in (tmp_path / "run.out").read_text()
+@FULL
+def test_a_last_save_that_fails_ends_the_run_with_an_error_and_keeps_the_one_before(
+    tmp_path: Path, mode: str, limit: int
+) -> None:
+    full = Fault("stage", nth=3, max_file_bytes=limit)
+    words = ["trainer.total_training_steps=3", f"trainer.async_save={mode}"]
+    assert train(tmp_path / "run", *words, faults=(full,)) == 1
+    said = " ".join((tmp_path / "run.out").read_text().split())
+    assert "the last checkpoint, of step 3, could not be saved" in said and "File too large" in said
+    assert "The newest complete one is" in said and "Traceback" not in said
+    assert "finished" not in [e["kind"] for e in read_events(tmp_path / "run")]
+    assert not list(tmp_path.rglob(".staging*"))
     found = CheckpointStore(tmp_path / "run" / "checkpoints").newest()
     assert found.path is not None and found.path.name == "global_step_2" and not found.broken
-    assert train(tmp_path / "run", "trainer.total_training_steps=3") == 0
+    assert train(tmp_path / "run", *words) == 0
+
+
+def test_a_run_that_is_told_to_stop_and_cannot_save_says_from_where_it_will_go_on(tmp_path: Path) -> None:
+    full = Fault("stage", nth=2, max_file_bytes=5_000_000, lasts=9)
+    stop = Fault("gen", nth=3, signum=signal.SIGTERM)
+    words = ["trainer.total_training_steps=9", "trainer.logger=[console]"]
+    assert train(tmp_path / "run", *words, faults=(full, stop)) == 128 + signal.SIGTERM
+    said = " ".join((tmp_path / "run.out").read_text().split())
+    assert "stopped after step 2; the same command goes on from step 1, the newest that is saved" in said
 
 
 def test_a_checkpoint_folder_that_cannot_be_made_does_not_end_the_run(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ Golden = Callable[..., list[dict[str, Any]]]
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(2400)
+@pytest.mark.timeout(7200)
 def test_a_run_survives_two_hundred_random_faults(tmp_path: Path, golden: Golden) -> None:
     wanted, chance = (
         int(os.environ.get("PODIUM_SOAK_EVENTS", 200)),
@@ -53,12 +53,22 @@ def test_a_run_survives_two_hundred_random_faults(tmp_path: Path, golden: Golden
             break
     print(dict(happened), f"in {len(sessions)} processes")
     assert happened.total() >= wanted, "the run ended before the faults did"
-    assert train(tmp_path / "run", *WORDS, limit_s=600) == 0, (tmp_path / "run.out").read_text()[-4000:]
+    assert train(tmp_path / "run", *WORDS, limit_s=3600) == 0, (tmp_path / "run.out").read_text()[-4000:]
     assert without_clocks(read_metrics(tmp_path / "run")) == golden(*WORDS)
     assert [pid for session in sessions for pid in of_session(session)] == [], "orphans"
     assert [p for p in tmp_path.rglob(".*") if p.name != ".metadata"] == [], "half-written files"
     assert list((tmp_path / "run.tmp").iterdir()) == [], "temporary files"
-    assert unused(set(os.listdir("/dev/shm")) - shared_memory) == set(), "shared memory"
+    assert left_unused(shared_memory) == set(), "shared memory"
+
+
+def left_unused(before: set[str], within_s: float = 60.0) -> set[str]:
+    """New segments that stay without a user; another program's may be seen as it makes or removes them."""
+    left = unused(set(os.listdir("/dev/shm")) - before)
+    deadline = time.monotonic() + within_s
+    while left and time.monotonic() < deadline:
+        time.sleep(1.0)
+        left &= unused(left)
+    return left
 
 
 def unused(segments: set[str]) -> set[str]:
@@ -90,7 +100,7 @@ def attempt(folder: Path, chance: random.Random, happened: Counter[str]) -> tupl
     """One process: perhaps a full disk and a pause on its way, then a kill or a signal."""
     faults = []
     if chance.random() < 0.5:
-        faults.append(Fault("stage", nth=1, max_file_bytes=chance.choice((0, 4096, 60_000)), lasts=1))
+        faults.append(Fault("stage", nth=1, max_file_bytes=chance.choice((0, 4096, 60_000, 5_000_000)), lasts=1))
     signum = chance.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT))
     by_clock = chance.random() < 0.3
     if not by_clock:

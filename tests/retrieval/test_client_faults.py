@@ -30,6 +30,7 @@ class Server:
     def __init__(self, behaviour: Behaviour) -> None:
         outer = self
         self.num_requests = 0
+        self._closing = threading.Event()
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
@@ -37,7 +38,7 @@ class Server:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 answer = behaviour(outer.num_requests, body["queries"])
                 if answer is None:
-                    time.sleep(5)
+                    outer._closing.wait()
                     return
                 self.send_response(answer[0])
                 self.send_header("Content-Length", str(len(answer[1])))
@@ -51,7 +52,15 @@ class Server:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         self.url = f"http://127.0.0.1:{self._server.server_port}/retrieve"
 
+    def has_heard(self, num_requests: int) -> bool:
+        """So many requests, and no more; a client may give one up before the server has read it."""
+        deadline = time.monotonic() + BOUND_S
+        while self.num_requests < num_requests and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return self.num_requests == num_requests
+
     def close(self) -> None:
+        self._closing.set()
         self._server.shutdown()
         self._server.server_close()
 
@@ -71,7 +80,7 @@ def serve() -> Iterator[Callable[[Behaviour], Server]]:
 
 def search(url: str, times: int = 1, **settings: Any) -> list[Any]:
     """The outcomes of searches made one after the other; unless the time matters, there is enough of it."""
-    config = RetrieverConfig(url=url, **{"timeout_s": 30.0, "retries": 2, "breaker_failures": 100, **settings})
+    config = RetrieverConfig(url=url, **{"timeout_s": 300.0, "retries": 2, "breaker_failures": 100, **settings})
 
     async def ask() -> list[Any]:
         client = RetrievalClient(config)
@@ -84,10 +93,12 @@ def search(url: str, times: int = 1, **settings: Any) -> list[Any]:
     return asyncio.run(ask())
 
 
-def closed_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """Bound, so that nobody else takes it, and not listening."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        yield int(holder.getsockname()[1])
 
 
 BAD: dict[str, tuple[Behaviour, str]] = {
@@ -96,10 +107,10 @@ BAD: dict[str, tuple[Behaviour, str]] = {
     "another form": (lambda n, q: (200, b'{"results": []}'), "no 'result'"),
     "wrong count": (lambda n, q: (200, b'{"result": [[], []]}'), "results for 2 queries, 1 were asked"),
     "no text": (lambda n, q: (200, b'{"result": [[{"id": 1}]]}'), "needs 'text'"),
-    "slow": (lambda n, q: None, "no answer within 1 s"),
+    "slow": (lambda n, q: None, "no answer within 3 s"),
 }
-LIMITS = {"slow": {"timeout_s": 1.0}}
-BOUND_S = 30.0
+LIMITS = {"slow": {"timeout_s": 3.0}}
+BOUND_S = 300.0
 """Far above what the limits allow, far below a hang: these tests also run on busy machines."""
 
 
@@ -110,13 +121,13 @@ def test_a_fault_that_stays_is_an_error_with_its_reason_in_bounded_time(fault: s
     start = time.monotonic()
     (outcome,) = search(server.url, **LIMITS.get(fault, {}))
     assert isinstance(outcome, RetrievalError) and reason in str(outcome)
-    assert server.num_requests == 3
+    assert server.has_heard(3)
     assert time.monotonic() - start < BOUND_S
 
 
-def test_a_server_that_is_down_is_an_error_in_bounded_time() -> None:
+def test_a_server_that_is_down_is_an_error_in_bounded_time(closed_port: int) -> None:
     start = time.monotonic()
-    (outcome,) = search(f"http://127.0.0.1:{closed_port()}/retrieve")
+    (outcome,) = search(f"http://127.0.0.1:{closed_port}/retrieve")
     assert isinstance(outcome, RetrievalError) and "ConnectionRefused" in str(outcome)
     assert time.monotonic() - start < BOUND_S
 
@@ -126,7 +137,7 @@ def test_a_fault_that_passes_is_not_noticed(fault: str, serve: Any) -> None:
     server = serve(lambda number, queries: BAD[fault][0](number, queries) if number < 3 else good(number, queries))
     (outcome,) = search(server.url, **LIMITS.get(fault, {}))
     assert [document.text for document in outcome] == ["text"]
-    assert server.num_requests == 3
+    assert server.has_heard(3)
 
 
 def test_a_request_at_fault_is_not_sent_again(serve: Any) -> None:
@@ -138,10 +149,10 @@ def test_a_request_at_fault_is_not_sent_again(serve: Any) -> None:
 def test_after_repeated_failures_searches_fail_at_once(serve: Any) -> None:
     server = serve(BAD["500"][0])
     start = time.monotonic()
-    outcomes = search(server.url, times=50, retries=0, breaker_failures=3, breaker_s=60.0)
+    outcomes = search(server.url, times=50, retries=0, breaker_failures=3, breaker_s=600.0)
     assert server.num_requests == 3
     assert all(isinstance(outcome, RetrievalError) for outcome in outcomes)
-    assert "left alone for 60 s after 3 failures in a row; the last: HTTP 500: broken" in str(outcomes[-1])
+    assert "left alone for 600 s after 3 failures in a row; the last: HTTP 500: broken" in str(outcomes[-1])
     assert time.monotonic() - start < BOUND_S
 
 

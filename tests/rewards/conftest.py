@@ -17,7 +17,7 @@ def behave(data_source, solution_str, ground_truth, extra_info):
         case "raise": raise RuntimeError("as asked")
         case "hang":
             while True: pass
-        case "sleep": time.sleep(30)
+        case "sleep": time.sleep(3600)
         case "die": os._exit(3)
         case "nan": return float("nan")
         case "none": return None
@@ -26,8 +26,9 @@ def behave(data_source, solution_str, ground_truth, extra_info):
         case "unsendable": return {"score": 1.0, "f": lambda: 0}
         case "spawn":
             import subprocess
-            child = subprocess.Popen(["sleep", "60"])
-            open(ground_truth, "w").write(str(child.pid))
+            child = subprocess.Popen(["sleep", "3600"])
+            open(ground_truth + ".new", "w").write(str(child.pid))
+            os.rename(ground_truth + ".new", ground_truth)
             while True: pass
     return {"score": float(solution_str), "pid": os.getpid()}
 
@@ -43,7 +44,7 @@ def trl_short(completions, **kw):
     return [1.0]
 
 async def verl_async(data_source, solution_str, ground_truth, extra_info):
-    await asyncio.sleep(60 if solution_str == "hang" else 0.01)
+    await asyncio.sleep(3600 if solution_str == "hang" else 0.01)
     return 1.0
 
 async def trl_async(prompts, completions, **columns):
@@ -77,7 +78,7 @@ def scorer(functions: Path) -> Iterator[Callable[..., RewardScorer]]:
 
     def make(*names: str, **settings: object) -> RewardScorer:
         weights = {f"{functions}:{name}" if name.isidentifier() else name: 1.0 for name in names}
-        config = RewardConfig(functions=weights, **({"num_processes": 2, "timeout_s": 1.0} | settings))  # type: ignore[arg-type]
+        config = RewardConfig(functions=weights, **({"num_processes": 2, "timeout_s": 300.0} | settings))  # type: ignore[arg-type]
         made.append(RewardScorer(config))
         return made[-1]
 

@@ -130,13 +130,16 @@ FENCE = "Here:\n```python\n{}\n```"
     ],
 )
 def test_code_is_scored_by_its_tests(program, truth, score, passed):
-    got = code.compute_score("code", FENCE.format(program), truth)
+    got = code.compute_score("code", FENCE.format(program), truth, test_timeout_s=120.0)
     assert (got["score"], got["passed"]) == (score, passed)
 
 
 def test_partial_credit_for_code_is_optional_and_no_block_is_zero():
     truth = {"inputs": ["1", "5"], "outputs": ["2", "6"]}
-    assert code.compute_score("code", FENCE.format("print(2)"), truth, continuous=True)["score"] == 0.5
+    assert (
+        code.compute_score("code", FENCE.format("print(2)"), truth, continuous=True, test_timeout_s=120.0)["score"]
+        == 0.5
+    )
     assert code.compute_score("code", "print(2)", truth)["score"] == 0.0
     with pytest.raises(ValueError, match="ground truth of a code row"):
         code.compute_score("code", FENCE.format("1"), 7)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -10,10 +11,10 @@ import pytest
 
 
 def outcomes(futures):
-    return [future.result(timeout=60) for future in futures]
+    return [future.result(timeout=300) for future in futures]
 
 
-def is_gone(pid: int, within_s: float = 20.0) -> bool:
+def is_gone(pid: int, within_s: float = 300.0) -> bool:
     """Killed processes leave the table a moment later, on a busy machine a longer one."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
@@ -51,29 +52,52 @@ def test_what_is_no_score_is_an_error_of_its_row_alone(scorer, rows, response, r
 
 
 def test_a_function_that_hangs_is_killed_and_the_rows_behind_it_are_scored(scorer, rows):
-    made = scorer("behave", timeout_s=0.5, num_processes=1)
+    made = scorer("behave", timeout_s=4.0, num_processes=1)
     first = outcomes(made.submit(rows("1")))[0].values["pid"]
     got = outcomes(made.submit(rows("1", "hang", "2", "sleep", "3")))
     assert [o.status for o in got] == ["ok", "timeout", "ok", "timeout", "ok"]
-    assert "0.5 s" in got[1].reason and is_gone(first)
+    assert "4 s" in got[1].reason and is_gone(first)
     assert got[4].values["pid"] != first
 
 
 def test_what_a_killed_function_started_dies_with_it(scorer, rows, tmp_path):
     note = tmp_path / "pid"
-    got = outcomes(scorer("behave", timeout_s=1.0).submit(rows("spawn", ground_truth=str(note))))
+    got = outcomes(scorer("behave", timeout_s=5.0).submit(rows("spawn", ground_truth=str(note))))
     assert got[0].status == "timeout"
     assert is_gone(int(note.read_text()))
 
 
-def test_closing_ends_the_processes_and_leaves_no_row_waiting(scorer, rows):
-    made = scorer("behave", timeout_s=60.0, num_processes=1)
+def test_closing_ends_the_processes_and_leaves_no_row_waiting(scorer, rows, tmp_path):
+    made, note = scorer("behave", num_processes=1), tmp_path / "pid"
     pid = outcomes(made.submit(rows("1")))[0].values["pid"]
-    futures = made.submit(rows("hang", "1"))
-    time.sleep(0.2)
+    futures = made.submit(rows("spawn", "1", ground_truth=str(note)))
+    while not note.exists():
+        time.sleep(0.02)
     made.close()
     assert [o.status for o in outcomes(futures)] == ["error", "error"]
-    assert is_gone(pid)
+    assert is_gone(pid) and is_gone(int(note.read_text()))
+
+
+def test_closing_while_a_process_starts_leaves_no_row_waiting(scorer, rows, monkeypatch):
+    """As early as can be: the process is there, the slot does not know it yet."""
+    from podium.rewards import runner
+
+    made = scorer("behave", num_processes=1)
+    start = runner.RewardProcess.__init__
+    started, closing = threading.Event(), threading.Event()
+
+    def slow_start(self, spec):
+        start(self, spec)
+        started.set()
+        assert closing.wait(300)
+
+    monkeypatch.setattr(runner.RewardProcess, "__init__", slow_start)
+    futures = made.submit(rows("hang", "1"))
+    assert started.wait(300)
+    stop = runner._Slot.stop
+    monkeypatch.setattr(runner._Slot, "stop", lambda self: (stop(self), closing.set()))
+    made.close()
+    assert [o.status for o in outcomes(futures)] == ["error", "error"]
 
 
 def test_a_file_that_does_not_load_there_makes_rows_unscored_with_the_reason(functions, rows):

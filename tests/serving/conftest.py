@@ -32,5 +32,5 @@ def server_url(generator: Generator) -> Iterator[str]:
         time.sleep(0.01)
     yield listening.url
     server.should_exit = True
-    thread.join(20)
+    thread.join(300)
     assert not thread.is_alive()

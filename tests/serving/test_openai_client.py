@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import openai
 import pytest
 from starlette.testclient import TestClient
 
-from podium.engines.rollout.base import SamplingParams
+from podium.engines.rollout.base import SamplingParams, StopReason
+from podium.engines.rollout.request import Request
 from podium.serving.generation import Generator
 from podium.serving.server import make_app
 
@@ -16,7 +19,7 @@ MODEL = "tiny"
 
 @pytest.fixture(scope="module")
 def client(server_url: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server_url}/v1", api_key="none", timeout=60, max_retries=0)
+    return openai.OpenAI(base_url=f"{server_url}/v1", api_key="none", timeout=300, max_retries=0)
 
 
 def test_the_model_is_listed(client: openai.OpenAI) -> None:
@@ -81,7 +84,12 @@ def test_wrong_requests_are_the_clients_errors(client: openai.OpenAI) -> None:
         client.completions.create(model=MODEL, prompt="x", top_p=3.0)
 
 
-def test_an_asker_that_leaves_takes_the_request_along(client: openai.OpenAI, generator: Generator) -> None:
+def test_an_asker_that_leaves_takes_the_request_along(
+    client: openai.OpenAI, generator: Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[Request] = []
+    abort = generator.engine.abort
+    monkeypatch.setattr(generator.engine, "abort", lambda request: (left.append(request), abort(request)))
     stream = client.completions.create(
         model=MODEL, prompt="x", max_tokens=2000, stream=True, extra_body={"ignore_eos": True}
     )
@@ -89,6 +97,11 @@ def test_an_asker_that_leaves_takes_the_request_along(client: openai.OpenAI, gen
     stream.close()
     before = client.completions.create(model=MODEL, prompt="1+1=", max_tokens=2, temperature=0)
     assert before.choices[0].text == "2"
+    deadline = time.monotonic() + 300
+    while not (left and left[0].done):
+        assert time.monotonic() < deadline, "nobody sees that the asker is gone"
+        time.sleep(0.01)
+    assert left[0].result().stop_reason is StopReason.ABORTED
     assert all(request is None for request in generator.engine.scheduler.slots.requests)
 
 

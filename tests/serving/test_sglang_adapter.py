@@ -21,7 +21,7 @@ MODEL = ModelConfig(path="builtin:tiny")
 
 
 def connect(url: str, generator: Generator, **settings: object) -> HostedEngine:
-    config = RolloutConfig(name="sglang", url=url, max_num_seqs=8, engine_start_timeout_s=2.0, **settings)  # type: ignore[arg-type]
+    config = RolloutConfig(name="sglang", url=url, max_num_seqs=8, **settings)  # type: ignore[arg-type]
     return make_hosted_engine(config, MODEL, generator.tokenizer, torch.float32, torch.device("cpu"))
 
 
@@ -62,6 +62,6 @@ def test_weights_are_published_through_a_folder(engine: HostedEngine, generator:
 
 def test_a_server_that_is_not_there_is_named(generator: Generator) -> None:
     with pytest.raises(RolloutError, match=r"no server answers at rollout.url=http://127.0.0.1:9"):
-        connect("http://127.0.0.1:9", generator)
+        connect("http://127.0.0.1:9", generator, engine_start_timeout_s=2.0)
     with pytest.raises(ConfigError, match="not a server's address"):
         connect("localhost:30000", generator)

@@ -1,4 +1,7 @@
-"""One Ray for all tests of this folder, with eight logical CPUs on whatever machine this is."""
+"""One Ray for the tests of a file, with eight logical CPUs on whatever machine this is.
+
+It ends with the file: tests elsewhere start a Ray of their own in the same process, and end it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from controller_toys import Toy
 from podium.single_controller import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup, ensure_ray, shutdown_ray
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     ensure_ray(num_cpus=8)
     yield
@@ -23,15 +26,15 @@ def logs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("worker_logs")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def pair(cluster: None, logs_folder: Path) -> Iterator[RayWorkerGroup]:
     """Two healthy workers that several tests share; a test that hurts workers makes its own."""
     group = RayWorkerGroup(
         RayResourcePool([2], max_colocate_count=4, name_prefix="pair"),
         RayClassWithInitArgs(Toy, scale=2),
         name_prefix="toy",
-        start_timeout_s=60,
-        call_timeout_s=30,
+        start_timeout_s=600,
+        call_timeout_s=300,
         env_vars={"PODIUM_WORKER_LOGS": str(logs_folder), "TOY_SETTING": "given"},
     )
     yield group

@@ -6,16 +6,25 @@ import logging
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from podium.single_controller.dispatch import Dispatch, register
 from podium.single_controller.worker import Worker
 
 
+def wait_for(file: str) -> None:
+    """Until somebody makes the file; for ever where there is none."""
+    while not (file and Path(file).exists()):
+        time.sleep(0.02)
+
+
 class Light(Worker):
-    def __init__(self, fail_on_rank: int | None = None) -> None:
+    def __init__(self, fail_on_rank: int | None = None, never_ready: bool = False) -> None:
         if self.rank == fail_on_rank:
             raise RuntimeError(f"no weights for rank {self.rank}")
+        if never_ready:
+            wait_for("")
 
     @register(Dispatch.ONE_TO_ALL)
     def where(self, *args: Any, **kwargs: Any) -> tuple[str, int, int, int, tuple[Any, ...], dict[str, Any]]:
@@ -37,18 +46,19 @@ class Light(Worker):
         os.write(2, f"raw {text}\n".encode())
 
     @register(Dispatch.ONE_TO_ALL, blocking=False)
-    def nap(self, rank: int, seconds: float) -> int:
-        """One rank sleeps, the others answer."""
-        print(f"rank {self.rank} goes to sleep", file=sys.stderr)
+    def nap(self, rank: int, until: str = "") -> int:
+        """One rank sleeps until the file is there, the others answer; -1: all sleep."""
+        print(f"rank {self.rank} goes to sleep", file=sys.stderr, flush=True)
         if rank in (self.rank, -1):
-            time.sleep(seconds)
+            wait_for(until)
         return self.rank
 
     @register(Dispatch.ONE_TO_ALL)
-    def raise_on(self, rank: int, others_sleep_s: float = 0.0) -> None:
+    def raise_on(self, rank: int, others_wait_for: str | None = None) -> None:
         if self.rank == rank:
             {}["the missing key"]
-        time.sleep(others_sleep_s)
+        if others_wait_for is not None:
+            wait_for(others_wait_for)
 
     def not_registered(self, value: int) -> int:
         return value + self.rank
@@ -58,7 +68,7 @@ class Peer(Worker):
     """Talks to its peers."""
 
     def __init__(self) -> None:
-        self.setup_distributed(timeout_s=60)
+        self.setup_distributed(timeout_s=600)
 
     @register(Dispatch.ONE_TO_ALL)
     def sum_of_ranks(self) -> float:
@@ -77,8 +87,9 @@ class Peer(Worker):
         return torch.distributed.is_initialized()
 
     @register(Dispatch.ONE_TO_ALL, blocking=False)
-    def wait_for_rank_one(self) -> float:
-        """Rank 0 hangs in a collective that rank 1 never reaches."""
+    def wait_for_rank_one(self, note: str) -> float:
+        """Rank 0 hangs in a collective that rank 1 never reaches; each makes a file when it gets here."""
+        Path(f"{note}{self.rank}").touch()
         if self.rank == 1:
-            time.sleep(60)
+            wait_for("")
         return self.sum_of_ranks()

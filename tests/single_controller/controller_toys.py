@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import time
 from typing import Any
 
 import numpy as np
 import torch
-from controller_light import Light
+from controller_light import Light, wait_for
 
 from podium.metric import Metric, Metrics
 from podium.protocol import DataProto
@@ -67,8 +66,10 @@ class Toy(Light):
         )
 
     @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
-    def scaled_later(self, batch: DataProto, seconds: float = 0.0) -> DataProto:
-        time.sleep(seconds)
+    def scaled_later(self, batch: DataProto, after: str | None = None) -> DataProto:
+        """Not before the file is there."""
+        if after is not None:
+            wait_for(after)
         return self.scaled(batch)
 
     @register(Dispatch.DP_COMPUTE_PROTO)

@@ -102,9 +102,10 @@ def test_responses_of_different_widths_are_joined(pair: RayWorkerGroup) -> None:
     assert result.batch["responses"].tolist() == [[7, 7, 0]] * 2 + [[7, 7, 7]] * 2
 
 
-def test_futures_run_at_the_same_time_and_can_be_passed_on(pair: RayWorkerGroup) -> None:
-    slow = pair.scaled_later(make_batch(4), seconds=0.5)
+def test_futures_run_at_the_same_time_and_can_be_passed_on(pair: RayWorkerGroup, tmp_path: Path) -> None:
+    slow = pair.scaled_later(make_batch(4), after=str(tmp_path / "go"))
     assert not slow.done()
+    (tmp_path / "go").touch()
     renamed = slow.then(
         lambda batch: DataProto.from_dict({"x": batch.batch["y"]}, {"id": batch.non_tensor_batch["id"]})
     )
@@ -143,9 +144,10 @@ def test_each_worker_has_a_log_file_with_all_it_says(pair: RayWorkerGroup, logs_
         assert "INFO podium.toys: logged good morning" in text and "raw good morning" in text
 
 
-def test_healthy_workers_are_alive_while_busy(pair: RayWorkerGroup) -> None:
-    busy = pair.nap(0, 1.5)
-    assert pair.dead_ranks() == [] and pair.is_alive()
+def test_healthy_workers_are_alive_while_busy(pair: RayWorkerGroup, tmp_path: Path) -> None:
+    busy = pair.nap(0, until=str(tmp_path / "awake"))
+    assert pair.dead_ranks() == [] and pair.is_alive() and not busy.done()
+    (tmp_path / "awake").touch()
     assert busy.get() == [0, 1]
     assert pair.dead_ranks() == []
 
@@ -159,7 +161,7 @@ def roles(cluster: None) -> Iterator[dict[str, RayWorkerGroup]]:
         "halves": RayClassWithInitArgs(Halves),
     }
     pool = RayResourcePool([2], name_prefix="colocated")
-    group = RayWorkerGroup(pool, create_colocated_worker_cls(classes), start_timeout_s=60, call_timeout_s=30)
+    group = RayWorkerGroup(pool, create_colocated_worker_cls(classes), start_timeout_s=600, call_timeout_s=300)
     assert group.role == "actor_rollout+critic+halves"
     spawned = group.spawn(classes)
     yield spawned
@@ -194,7 +196,9 @@ def test_four_groups_started_at_once_find_their_own_peers(cluster: None) -> None
     pool = RayResourcePool([2], max_colocate_count=4, name_prefix="peers")
 
     def start(index: int) -> RayWorkerGroup:
-        return RayWorkerGroup(pool, RayClassWithInitArgs(Peer), f"peers{index}", start_timeout_s=90, call_timeout_s=30)
+        return RayWorkerGroup(
+            pool, RayClassWithInitArgs(Peer), f"peers{index}", start_timeout_s=600, call_timeout_s=300
+        )
 
     with ThreadPoolExecutor(4) as threads:
         groups = list(threads.map(start, range(4)))

@@ -1,53 +1,54 @@
-"""The inside of a worker process, looked at from inside this one."""
+"""What a worker raises reaches the controller in words, whatever its type."""
 
 from __future__ import annotations
 
-import os
-import pickle
 from typing import Any
 
 import pytest
-from controller_light import Light
-from controller_toys import make_batch
+import ray
 
-from podium.protocol import DataProto
-from podium.single_controller import RayClassWithInitArgs, WorkerInfo, ray_process
-from podium.single_controller.ray_process import Failure, WorkerProcess, is_wire, pack, unpack
-
-
-@pytest.fixture
-def process(monkeypatch: pytest.MonkeyPatch) -> WorkerProcess:
-    monkeypatch.setattr(os, "environ", dict(os.environ))
-    process = WorkerProcess.__new__(WorkerProcess)
-    process._worker = None
-    return process
+from podium.single_controller.ray_calls import _outcome
+from podium.single_controller.ray_process import Failure, WorkerProcess
+from podium.single_controller.worker import Worker
 
 
-def test_batches_travel_without_padding_wherever_they_are() -> None:
-    value: Any = {"pair": (make_batch(2), [make_batch(1), "text"]), "number": 3}
-    packed = pack(value)
-    assert is_wire(packed["pair"][0]) and is_wire(packed["pair"][1][0])
-    back = unpack(pickle.loads(pickle.dumps(packed)))
-    assert isinstance(back["pair"][0], DataProto)
-    assert back["pair"][0].batch["x"].tolist() == value["pair"][0].batch["x"].tolist()
-    assert (back["pair"][1][1], back["number"]) == ("text", 3)
+class NotAnException(BaseException):
+    """Like torch's CheckpointException."""
 
 
-@pytest.mark.parametrize(("asked", "expected"), [(None, 2), (5, 5)])
-def test_the_workers_of_a_node_share_its_cores(
-    process: WorkerProcess, monkeypatch: pytest.MonkeyPatch, asked: int | None, expected: int
+class Failing(Worker):
+    def fail(self, error: BaseException) -> None:
+        raise error
+
+
+def process() -> WorkerProcess:
+    made = WorkerProcess.__new__(WorkerProcess)
+    made._worker = Failing()
+    return made
+
+
+def test_an_error_that_is_not_an_exception_comes_back_as_a_failure() -> None:
+    failure = process().invoke(None, "fail", 1, (), NotAnException("no space"))
+    assert isinstance(failure, Failure) and failure.cause == "NotAnException: no space"
+    assert "NotAnException" in failure.traceback
+
+
+def test_what_ends_a_process_ends_it() -> None:
+    with pytest.raises(SystemExit):
+        process().invoke(None, "fail", 1, (), SystemExit(3))
+
+
+@pytest.mark.parametrize("cause", [NotAnException("no space"), ValueError("no space")])
+def test_an_error_that_ray_carries_is_shown_with_its_own_name(
+    monkeypatch: pytest.MonkeyPatch, cause: BaseException
 ) -> None:
-    threads: list[int] = []
-    monkeypatch.setattr(ray_process, "_num_cores", lambda: 8)
-    monkeypatch.setattr(ray_process, "_set_threads", threads.append)
-    info = WorkerInfo(rank=4, world_size=6, local_rank=1, local_world_size=3, master_port=1234)
-    assert process.start(pickle.dumps(RayClassWithInitArgs(Light)), info, asked) is None
-    assert threads == [expected]
-    assert process.invoke(None, "environment", 2, (), "RANK", "MASTER_PORT") == {"RANK": "4", "MASTER_PORT": "1234"}
+    error = ray.exceptions.RayTaskError("f", "Traceback of the worker", cause, "worker", 1, "127.0.0.1")
 
+    def get(ref: Any) -> None:
+        raise error.as_instanceof_cause()
 
-def test_a_class_that_cannot_be_imported_is_a_failure_like_any_other(process: WorkerProcess) -> None:
-    spec = pickle.dumps(RayClassWithInitArgs(Light)).replace(b"controller_light", b"controller_lacks")
-    failure = process.start(spec, WorkerInfo(), None)
-    assert isinstance(failure, Failure)
-    assert failure.cause == "ModuleNotFoundError: No module named 'controller_lacks'"
+    monkeypatch.setattr(ray, "get", get)
+    ref: Any = None
+    failure = _outcome(ref)
+    assert isinstance(failure, Failure) and failure.cause == f"{type(cause).__name__}: no space"
+    assert "of the worker" in failure.traceback or "127.0.0.1" in failure.traceback

@@ -64,6 +64,36 @@ def test_a_terminal_that_asks_for_plain_output_gets_it(
     assert "step 1/2  reward 0.500" in text
 
 
+FLAT = METRICS | {"critic/zero_std_groups": 8.0, "critic/advantages/min": 0.0, "critic/advantages/max": 0.0}
+LEARNT = METRICS | {"critic/zero_std_groups": 2.0, "critic/advantages/min": -0.5, "critic/advantages/max": 1.0}
+
+
+def test_a_step_that_taught_nothing_says_why_and_the_next_ones_like_it_do_not_repeat_it(config: Config) -> None:
+    file = io.StringIO()
+    with Console(config, 6, file=file) as console:
+        for step, metrics in enumerate([LEARNT, FLAT, FLAT, LEARNT, FLAT], 1):
+            console.step(step, metrics)
+    lines = [line for line in file.getvalue().splitlines() if line.startswith("step ")]
+    reason = "  no signal: equal rewards in all 8 groups"
+    assert [line.endswith(reason) for line in lines] == [False, True, False, False, True]
+
+
+def test_the_live_view_says_it_too(config: Config) -> None:
+    file = Terminal()
+    with Console(config, 6, file=file) as console:
+        for step in (1, 2):
+            console.step(step, FLAT)
+    assert file.getvalue().count("step 1: no signal: equal rewards in all 8 groups") == 1
+    assert "step 2: no signal" not in file.getvalue()
+
+
+def test_a_step_of_lone_samples_teaches_all_the_same(config: Config) -> None:
+    file = io.StringIO()
+    with Console(config, 2, file=file) as console:  # every group of one is flat, and a critic's advantages are not
+        console.step(1, LEARNT | {"critic/zero_std_groups": 8.0})
+    assert "no signal" not in file.getvalue()
+
+
 def test_a_single_validation_is_not_shown_as_a_change(config: Config) -> None:
     file = io.StringIO()
     with Console(config, 2, file=file) as console:
@@ -75,7 +105,7 @@ def test_a_single_validation_is_not_shown_as_a_change(config: Config) -> None:
 def test_the_summary_says_before_after_and_where_to_look(config: Config) -> None:
     lines = run(config, io.StringIO()).splitlines()
     folder = config.trainer.default_local_dir
-    assert "finished: 2 steps in 1.5 minutes" in lines
+    assert "finished: 2 steps in 90 s" in lines
     assert "validation   0.250 → 0.875" in lines
     assert "checkpoint   run/checkpoints/global_step_2" in lines
     assert f"metrics      {folder}/metrics.jsonl" in lines

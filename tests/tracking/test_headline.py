@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podium.tracking.headline import duration, headline_values, mean_score, number, sparkline, trend, validation_scores
+from podium.tracking.headline import (
+    duration,
+    headline_values,
+    mean_score,
+    number,
+    sparkline,
+    took,
+    trend,
+    validation_scores,
+)
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 
@@ -62,3 +71,11 @@ def test_the_trend_tells_up_down_and_level() -> None:
     assert trend([5, 4, 3, 2, 1, 0]) == "↘"
     assert trend([0, 10, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5]) == "→"
     assert trend([1]) == " "
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.04, "0.0 s"), (4.25, "4.2 s"), (48.3, "48 s"), (119, "119 s"), (150, "2.5 minutes"), (9000, "2.5 hours")],
+)
+def test_how_long_a_run_took_has_a_unit_that_fits(seconds: float, text: str) -> None:
+    assert took(seconds) == text

@@ -7,6 +7,8 @@ import logging
 import os
 import resource
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -82,22 +84,51 @@ def test_a_full_disk_delays_lines_and_harms_neither_the_run_nor_the_file(
     path = tmp_path / "x.jsonl"
     lines = JsonLines(path)
     lines.append({"step": 1})
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20, limits[1]))
-    try:
-        with caplog.at_level(logging.WARNING):
-            lines.append({"step": 2, "filler": "x" * 50})
-            lines.append({"step": 3, "filler": "x" * 50})
-            with pytest.raises(OSError):
-                lines.flush()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, before)
+    with file_size_limit(20), caplog.at_level(logging.WARNING):
+        lines.append({"step": 2, "filler": "x" * 50})
+        lines.append({"step": 3, "filler": "x" * 50})
+        with pytest.raises(OSError):
+            lines.flush()
     lines.append({"step": 4})
     assert [record["step"] for record in read_lines(path)] == [1, 2, 3, 4]
     assert lines.delayed == 2
     assert caplog.text.count("cannot be written") == 1
+
+
+@contextmanager
+def file_size_limit(num_bytes: int) -> Iterator[None]:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+
+
+@pytest.mark.parametrize("size", [3, 200_000])
+def test_the_last_line_can_be_completed(size: int, tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    lines = JsonLines(path)
+    for step in (1, 2):
+        lines.append({"step": step, "filler": "x" * size})
+        lines.amend({"step": step, "filler": "y" * size, "more": 1})
+    lines.amend({"step": 2})
+    lines.append({"step": 3})
+    assert list(read_lines(path)) == [{"step": 1, "filler": "y" * size, "more": 1}, {"step": 2}, {"step": 3}]
+
+
+def test_a_line_that_cannot_be_completed_stands_and_the_whole_one_follows(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    lines = JsonLines(path)
+    lines.append({"step": 1})
+    with file_size_limit(20):
+        lines.amend({"step": 1, "filler": "x" * 50})
+        assert path.read_text() == '{"step": 1}\n'
+        lines.amend({"step": 1, "filler": "x" * 50, "more": 1})
+    lines.append({"step": 2})
+    assert list(read_lines(path)) == [{"step": 1}, {"step": 1, "filler": "x" * 50, "more": 1}, {"step": 2}]
 
 
 def test_a_failed_dump_leaves_the_old_file_and_no_litter(tmp_path: Path) -> None:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
+
 from podium.config import load_config
+from podium.errors import RunFolderBusy
 from podium.metric import Metric
 from podium.tracking import RunLog, Sample, read_events, read_metrics, read_samples
 
@@ -29,10 +34,30 @@ def test_non_finite_metrics_are_null_and_noted(tmp_path: Path) -> None:
     assert (event["kind"], event["step"], event["metrics"]) == ("non_finite_metrics", 4, {"a": "nan", "b": "inf"})
 
 
-def test_lines_of_one_step_are_merged_by_the_reader(tmp_path: Path) -> None:
+def test_what_is_known_of_a_step_later_joins_its_line_before_the_rest(tmp_path: Path) -> None:
     with RunLog(tmp_path) as log:
         log.log(1, {"a": 1.0})
-        log.log(1, {"b": 2.0})
+        log.log(2, {"a": 2.0})
+        log.log(2, {"val/x": 3.0})
+        log.log(2, {"timing_s/save_checkpoint": 0.5})
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert lines == ['{"step": 1, "a": 1.0}', '{"step": 2, "timing_s/save_checkpoint": 0.5, "val/x": 3.0, "a": 2.0}']
+
+
+def test_a_resumed_run_completes_the_line_of_the_step_it_goes_on_from(tmp_path: Path) -> None:
+    with RunLog(tmp_path) as log:
+        log.log(1, {"a": 1.0})
+        log.log(2, {"a": 2.0})
+    with RunLog(tmp_path) as log:
+        log.begin(resumed_step=1)
+        log.log(1, {"val/x": 3.0})
+        log.log(2, {"a": 2.5})
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert lines == [{"step": 1, "val/x": 3.0, "a": 1.0}, {"step": 2, "a": 2.5}]
+
+
+def test_several_lines_of_one_step_are_merged_by_the_reader(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "a": 1.0}\n{"step": 1, "b": 2.0}\n')
     assert read_metrics(tmp_path) == [{"step": 1, "a": 1.0, "b": 2.0}]
 
 
@@ -119,3 +144,26 @@ def test_the_config_in_the_folder_is_a_recipe_and_dumps_go_where_it_says(tmp_pat
 def test_readers_of_a_folder_that_is_not_there_read_nothing(tmp_path: Path) -> None:
     assert read_metrics(tmp_path / "none") == []
     assert read_events(tmp_path / "none") == []
+
+
+def test_a_folder_that_another_process_writes_to_is_refused_and_left_alone(tmp_path: Path) -> None:
+    code = "import sys; from podium.tracking import RunLog; log = RunLog(sys.argv[1]); log.begin(None); input('on\\n')"
+    words = [sys.executable, "-uc", code, str(tmp_path)]
+    other = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert other.stdin is not None and other.stdout is not None
+    try:
+        assert other.stdout.readline() == "on\n"
+        before = (tmp_path / "events.jsonl").read_bytes()
+        with pytest.raises(RunFolderBusy, match=r"another process trains in .*trainer\.experiment_name"):
+            RunLog(tmp_path)
+        assert (tmp_path / "events.jsonl").read_bytes() == before
+    finally:
+        other.communicate("\n", timeout=60)
+    RunLog(tmp_path).close()
+
+
+def test_one_process_may_open_a_folder_again(tmp_path: Path) -> None:
+    with RunLog(tmp_path), RunLog(tmp_path) as again:
+        again.begin(None)
+        again.log(1, {"a": 1.0})
+    assert read_metrics(tmp_path) == [{"step": 1, "a": 1.0}]

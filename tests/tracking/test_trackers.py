@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Mapping
 
 import pytest
@@ -42,15 +41,13 @@ def test_a_hanging_tracker_blocks_neither_steps_nor_the_end(caplog: pytest.LogCa
 
     class Hanging(Recording):
         def log(self, step: int, metrics: Mapping[str, float]) -> None:
-            release.wait(10)
+            release.wait(600)
 
     tracker = BackgroundTracker("slow", Hanging(), max_waiting=3, close_timeout_s=0.2)
-    start = time.monotonic()
     for step in range(100):
         tracker.log(step, {})
     tracker.close()
-    assert time.monotonic() - start < 20
-    assert tracker.dropped >= 96
+    assert not release.is_set() and tracker.dropped >= 96
     assert "did not finish" in caplog.text
     assert caplog.text.count("is slow") == 1
     release.set()

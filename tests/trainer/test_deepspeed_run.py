@@ -24,7 +24,7 @@ Run = Callable[..., list[dict[str, Any]]]
 ACTOR = "actor_rollout_ref.actor"
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs podium[deepspeed]"),
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(3600),
 ]
 
 
@@ -94,7 +94,7 @@ def steps_done(folder: Path) -> int:
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_a_run_learns_and_goes_on_after_a_kill_with_the_metrics_of_an_unbroken_one(stage: int, tmp_path: Path) -> None:
-    assert start(tmp_path / "golden", stage).wait(400) == 0, (tmp_path / "golden.out").read_text()[-3000:]
+    assert start(tmp_path / "golden", stage).wait(1500) == 0, (tmp_path / "golden.out").read_text()[-3000:]
     golden = without_clocks(tmp_path / "golden")
     scores = [v for step in read_metrics(tmp_path / "golden") for k, v in step.items() if k.startswith("val-core/")]
     print(f"ZeRO-{stage}: validation {scores}")
@@ -104,6 +104,6 @@ def test_a_run_learns_and_goes_on_after_a_kill_with_the_metrics_of_an_unbroken_o
     while steps_done(tmp_path / "run") < 6 and child.poll() is None:
         time.sleep(0.1)
     child.send_signal(signal.SIGKILL)
-    assert child.wait(30) == -signal.SIGKILL, (tmp_path / "run.out").read_text()[-3000:]
-    assert start(tmp_path / "run", stage).wait(400) == 0, (tmp_path / "run.out").read_text()[-3000:]
+    assert child.wait(300) == -signal.SIGKILL, (tmp_path / "run.out").read_text()[-3000:]
+    assert start(tmp_path / "run", stage).wait(1500) == 0, (tmp_path / "run.out").read_text()[-3000:]
     assert without_clocks(tmp_path / "run") == golden

@@ -189,7 +189,8 @@ def test_a_row_whose_images_cannot_be_used_is_quarantined(
     )
     row: dict[str, Any] = {"prompt": QUESTIONS[0], "images": [picture(3)]}
     change(row)
-    dataset._sources = [type("Rows", (), {"name": "x", "__getitem__": lambda self, number: row})()]  # type: ignore[list-item]
+    source = {"name": "x", "__getitem__": lambda self, number: row, "number": lambda self, number: number + 1}
+    dataset._sources = [type("Rows", (), source)()]  # type: ignore[list-item]
     with pytest.raises(BadRow, match=reason):
         dataset[0]
 

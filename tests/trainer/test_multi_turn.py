@@ -85,9 +85,8 @@ def test_two_ray_workers_with_a_server_sample_what_one_process_samples(run: Run)
     server = Beside(BM25Index(read_corpus("task:search")))
     words = [*SEARCH, "trainer.total_training_steps=1", "trainer.val_before_train=true"]
     alone = run(*words, folder="alone")
-    together = run(
-        *words, f"retriever.url={server.url}", "trainer.runtime=ray", "trainer.n_gpus_per_node=2", folder="together"
-    )
+    there = [f"retriever.url={server.url}", "retriever.timeout_s=300"]
+    together = run(*words, *there, "trainer.runtime=ray", "trainer.n_gpus_per_node=2", folder="together")
     server.close()
     same = ("critic/score/mean", "env/number_of_valid_search", "env/number_of_actions/mean", "state_tokens/total")
     assert [together[1][name] for name in same] == pytest.approx([alone[1][name] for name in same])
@@ -96,12 +95,12 @@ def test_two_ray_workers_with_a_server_sample_what_one_process_samples(run: Run)
 
 
 def test_a_dead_retriever_stops_the_run_with_the_reason(small_config: Callable[..., Config]) -> None:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    words = ["retriever.retries=1", "retriever.timeout_s=1", f"retriever.url=http://127.0.0.1:{port}/retrieve"]
-    with pytest.raises(TrainingError, match=r"episodes of this step failed, more than agent.max_failure_rate.*Refused"):
-        run_ppo(small_config(*SEARCH, *words))
+    failed = r"episodes of this step failed, more than agent.max_failure_rate.*Refused"
+    with socket.socket() as holder:  # bound, so that nobody else takes the port, and not listening
+        holder.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{holder.getsockname()[1]}/retrieve"
+        with pytest.raises(TrainingError, match=failed):
+            run_ppo(small_config(*SEARCH, "retriever.retries=1", "retriever.timeout_s=300", f"retriever.url={url}"))
 
 
 def test_some_failed_episodes_leave_the_step_and_are_counted(run: Run, tmp_path: Path) -> None:

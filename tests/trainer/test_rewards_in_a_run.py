@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -44,7 +43,7 @@ def words(functions: Path, kind: str, percent: int, *more: str) -> list[str]:
         f"reward.custom_reward_function={functions}:fault",
         f"reward.kwargs={{kind: {kind}, percent: {percent}}}",
         "reward.num_processes=2",
-        "reward.timeout_s=0.5",
+        f"reward.timeout_s={1.0 if kind == 'hang' else 300.0}",
         *more,
     ]
 
@@ -66,7 +65,9 @@ def test_failed_rewards_are_unscored_and_training_goes_on(run, functions, tmp_pa
 
 @pytest.mark.parametrize("kind", ["raise", "hang", "none"])
 def test_a_reward_that_always_fails_stops_the_run_and_names_function_and_row(run, functions, kind):
-    with pytest.raises(RewardError, match=r"of 8 rewards of this step failed.*the first was row \w+-\d+ \(addition\)"):
+    with pytest.raises(
+        RewardError, match=r"of 8 rewards of this step failed.*first was on task:addition\S*, row \d+ \(addition\)"
+    ):
         run(*words(functions, kind, 100, "data.train_batch_size=2", "data.train_files=task:addition?rows=2"))
 
 
@@ -78,9 +79,7 @@ def test_the_same_numbers_come_out_scored_here_or_in_processes(run, functions):
 
 
 def test_validation_only_leaves_the_model_alone(run):
-    start = time.monotonic()
     steps = run("trainer.val_only=true")
-    assert time.monotonic() - start < 60
     assert [set(step) & {"val/test_score/addition", "actor/pg_loss"} for step in steps] == [{"val/test_score/addition"}]
 
 

@@ -13,7 +13,7 @@ RECIPES = Path(__file__).parents[2] / "recipes" / "rlhf"
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(3600)
 def test_ppo_against_the_reward_model_pleases_it_and_the_rule(tmp_path: Path) -> None:
     quiet = "trainer.logger=[]"
     sft = f"{tmp_path}/sft/checkpoints/global_step_16/hf"

@@ -162,7 +162,7 @@ def test_a_row_of_another_agent_loop_stops_the_run_with_the_row_and_the_setting(
     rows = tmp_path / "rows.jsonl"
     lines = [{"prompt": f"{n}+1=", "data_source": "addition", "agent_name": "tool_agent"} for n in range(8)]
     rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with pytest.raises(DataError, match=r"rows.jsonl, row 0 has agent_name 'tool'.*agent\.tools"):
+    with pytest.raises(DataError, match=r"rows.jsonl, line 1 has agent_name 'tool'.*agent\.tools"):
         run_ppo(small_config(f"data.train_files={rows}", "data.max_bad_rows=100"))
 
 

@@ -13,6 +13,9 @@ from typing import Any
 from podium.data.importers.pairs import pairs
 from podium.data.importers.public import gsm8k, jsonl, math, nq_search
 from podium.data.importers.reasoning_gym import reasoning_gym
+from podium.data.places import place_words
+from podium.data.prompts import PromptError
+from podium.data.sources import json_fault
 from podium.errors import ConfigError, DataError
 from podium.plugins import nearest
 
@@ -36,42 +39,80 @@ def import_rows(name: str, files: list[str], split: str, size: int = 1000, seed:
         raise ConfigError(f"podium data: there is no importer {name!r}{nearest(name, known)}")
     if not files:
         raise ConfigError(f"podium data {name}: name the local files to read")
-    return FILE_IMPORTERS[name](read_raw(files), split)
+    raw = RawRows(files)
+    return _placed(FILE_IMPORTERS[name](raw, split), raw)
 
 
-def read_raw(files: Iterable[str]) -> Iterator[Row]:
-    """Rows of jsonl, json and parquet files, and of folders that hold such files."""
+class RawRows:
+    """The rows of files, and where the newest of them stands."""
+
+    def __init__(self, files: Iterable[str]) -> None:
+        self._files = list(files)
+        self.place = ""
+
+    def __iter__(self) -> Iterator[Row]:
+        for place, row in _read_files(self._files):
+            self.place = place
+            yield row
+
+
+def _placed(rows: Iterator[Row], raw: RawRows) -> Iterator[Row]:
+    """The rows; what is wrong with one is told with its place."""
+    try:
+        yield from rows
+    except PromptError as error:
+        raise DataError(f"{raw.place}: {error}") from error
+
+
+def _read_files(files: Iterable[str]) -> Iterator[tuple[str, Row]]:
+    """Raw rows of local parquet, json and jsonl files, each with its place."""
     for word in files:
         path = Path(word).expanduser()
         if path.is_dir():
             inside = sorted(p for p in path.rglob("*") if p.suffix in (".jsonl", ".json", ".parquet"))
             if not inside:
                 raise DataError(f"{word!r} holds no .jsonl, .json or .parquet file")
-            yield from read_raw(str(p) for p in inside)
+            yield from _read_files(str(p) for p in inside)
         elif not path.is_file():
             raise DataError(f"there is no file {word!r}")
         elif path.suffix == ".parquet":
             from podium.data.arrow import open_parquet
 
             rows = open_parquet(path, "")
-            yield from (rows[row] for row in range(len(rows)))
+            yield from ((place_words(str(path), row + 1), rows[row]) for row in range(len(rows)))
         else:
             yield from _read_json(path)
 
 
-def _read_json(path: Path) -> Iterator[Row]:
+def _read_json(path: Path) -> Iterator[tuple[str, Row]]:
     text = path.read_text(encoding="utf-8")
+    if path.suffix != ".json":
+        yield from _read_lines(path, text)
+        return
     try:
-        whole = json.loads(text) if path.suffix == ".json" else None
-        values = whole if isinstance(whole, list) else [whole] if whole is not None else None
-        if values is None:
-            values = [json.loads(line) for line in text.splitlines() if line.strip()]
+        whole = json.loads(text)
     except ValueError as error:
         raise DataError(f"{path} is not valid JSON: {error}") from error
-    for number, value in enumerate(values):
-        if not isinstance(value, dict):
-            raise DataError(f"{path}, row {number}: a JSON object was expected, found {type(value).__name__}")
-        yield value
+    for number, value in enumerate(whole if isinstance(whole, list) else [whole], 1):
+        place = f"{path}, item {number}"
+        yield place, _object(value, place)
+
+
+def _read_lines(path: Path, text: str) -> Iterator[tuple[str, Row]]:
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            place = place_words(str(path), number)
+            try:
+                value = json.loads(line)
+            except ValueError as error:
+                raise DataError(f"{place}: not valid JSON ({json_fault(error)})") from error
+            yield place, _object(value, place)
+
+
+def _object(value: Any, place: str) -> Row:
+    if not isinstance(value, dict):
+        raise DataError(f"{place}: a JSON object was expected, found {type(value).__name__}")
+    return value
 
 
 def write_rows(rows: Iterable[Row], target: Path) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from podium.errors import DataError
+from podium.data.prompts import PromptError
 
 Row = dict[str, Any]
 
@@ -21,11 +21,11 @@ def pairs(raw: Iterable[Row], split: str) -> Iterator[Row]:
     """{prompt_text, chosen, rejected} from rows of `input`, `output`, `score` and `uid`."""
     by_prompt: dict[tuple[Any, ...], dict[str, float]] = {}
     prompts: dict[tuple[Any, ...], str] = {}
-    for index, row in enumerate(raw):
+    for row in raw:
         missing = [key for key in ("input", "output", "uid") if not isinstance(row.get(key), str)]
         if missing or "score" not in row:
             names = ", ".join(missing or ["score"])
-            raise DataError(f"row {index}: no {names}; a rollout or validation dump has input, output, score and uid")
+            raise PromptError(f"no {names}; a rollout or validation dump has input, output, score and uid")
         if row["score"] is not None:
             key = (row["uid"], row["input"])
             prompts[key] = row["input"]

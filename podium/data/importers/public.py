@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from podium.data.prompts import PromptError
 from podium.data.text import last_boxed
-from podium.errors import DataError
 
 Row = dict[str, Any]
 
@@ -23,7 +23,7 @@ SEARCH_HINT = (
 def gsm8k(raw: Iterable[Row], split: str) -> Iterator[Row]:
     """`question` and `answer`, whose number stands behind ####."""
     for index, row in enumerate(raw):
-        question, answer = _text(row, "question", index), _text(row, "answer", index)
+        question, answer = _text(row, "question"), _text(row, "answer")
         truth = answer.rpartition("####")[2].strip().replace(",", "")
         extra = {"question": question, "answer": answer}
         yield make_row("openai/gsm8k", f"{question} {GSM8K_HINT}", "math", truth, split, index, extra)
@@ -32,10 +32,10 @@ def gsm8k(raw: Iterable[Row], split: str) -> Iterator[Row]:
 def math(raw: Iterable[Row], split: str) -> Iterator[Row]:
     """`problem` and `solution` (the box in it is the answer) or `answer`; levels and types are kept."""
     for index, row in enumerate(raw):
-        problem = _text(row, "problem", index)
+        problem = _text(row, "problem")
         truth = row.get("answer") or last_boxed(str(row.get("solution", "")))
         if truth is None:
-            raise DataError(f"row {index}: neither 'answer' nor a \\boxed{{}} in 'solution'")
+            raise PromptError("neither 'answer' nor a \\boxed{} in 'solution'")
         extra = {key: str(row[key]) for key in ("level", "type", "subject") if row.get(key) is not None}
         yield make_row("math", f"{problem} {MATH_HINT}", "math", str(truth), split, index, extra)
 
@@ -43,11 +43,11 @@ def math(raw: Iterable[Row], split: str) -> Iterator[Row]:
 def nq_search(raw: Iterable[Row], split: str) -> Iterator[Row]:
     """`question` and `golden_answers` (or `answer`), for training with search."""
     for index, row in enumerate(raw):
-        question = _text(row, "question", index).strip()
+        question = _text(row, "question").strip()
         question += "" if question.endswith("?") else "?"
         answers = row.get("golden_answers", row.get("answer"))
         if answers is None or not len(answers):
-            raise DataError(f"row {index}: no 'golden_answers'")
+            raise PromptError("no 'golden_answers'")
         target = [answers] if isinstance(answers, str) else [str(answer) for answer in answers]
         source = str(row.get("data_source") or "nq")
         yield make_row(source, SEARCH_HINT + question, "fact-reasoning", {"target": target}, split, index, {})
@@ -80,8 +80,8 @@ def make_row(source: str, prompt: str, ability: str, truth: Any, split: str, ind
     }
 
 
-def _text(row: Row, key: str, index: int) -> str:
+def _text(row: Row, key: str) -> str:
     value = row.get(key)
     if not isinstance(value, str) or not value.strip():
-        raise DataError(f"row {index}: no text in {key!r}; its columns are {sorted(row)}")
+        raise PromptError(f"no text in {key!r}; its columns are {sorted(row)}")
     return value

@@ -8,6 +8,7 @@ who was silent. What is said is remote.py's matter.
 from __future__ import annotations
 
 import json
+import time
 from abc import ABC, abstractmethod
 from datetime import timedelta
 from typing import Any, Protocol
@@ -21,6 +22,8 @@ from torch._C._distributed_c10d import PrefixStore
 from podium.errors import PublishError
 
 Message = dict[str, Any]
+PIECE_BYTES = 4 << 20
+"""Of one value in a store: torch's TCPStore closes the connection at 8 MiB."""
 
 
 class Channel(ABC):
@@ -31,40 +34,49 @@ class Channel(ABC):
 
     def say(self, message: Message, data: Tensor | None = None) -> None:
         """Trainer: to every rollout process."""
+        start = time.monotonic()
         try:
             self._say(message | ({} if data is None else {"bytes": data.numel()}), data)
         except (RuntimeError, ValueError) as error:
-            raise self._silence("some rollout process did not take", message["kind"], error) from error
+            raise self._silence("some rollout process did not take", message["kind"], start, error) from error
 
     def hear(self, kind: str) -> list[Message]:
         """Trainer: the answer of each rollout process, in the order of their ranks."""
         answers = []
         for rank in range(1, self.size):
+            start = time.monotonic()
             try:
                 answers.append(self._hear(rank))
             except (RuntimeError, ValueError) as error:
-                raise self._silence(f"rollout process {rank} did not answer", kind, error) from error
+                raise self._silence(f"rollout process {rank} did not answer", kind, start, error) from error
         return answers
 
     def listen(self) -> tuple[Message, Tensor | None]:
         """Rollout process: the next thing the trainer says."""
+        start = time.monotonic()
         try:
             return self._listen()
         except (RuntimeError, ValueError) as error:
-            raise self._silence("the trainer said nothing", "next message", error) from error
+            raise self._silence("the trainer said nothing", "next message", start, error) from error
 
-    def _silence(self, who: str, what: str, error: Exception) -> PublishError:
+    def _silence(self, who: str, what: str, start: float, error: Exception) -> PublishError:
+        passed_s = time.monotonic() - start
+        if passed_s < 0.9 * self.timeout_s:  # nobody waited for the limit
+            when = f"and the way between them broke after {passed_s:.1f} s"
+        else:
+            when = f"within {self.timeout_s:g} s"
         return PublishError(
-            f"Publishing by broadcast: {who} ({what}) within {self.timeout_s:g} s. Look at the other side's log; it "
+            f"Publishing by broadcast: {who} ({what}) {when}. Look at the other side's log; it "
             f"may have died or be in another phase. ({type(error).__name__}: {str(error)[:200]})"
         )
 
     def reply(self, message: Message) -> None:
         """Rollout process: answer the trainer."""
+        start = time.monotonic()
         try:
             self._reply(message)
         except (RuntimeError, ValueError) as error:
-            raise self._silence("the trainer did not take", "answer", error) from error
+            raise self._silence("the trainer did not take", "answer", start, error) from error
 
     @abstractmethod
     def _say(self, message: Message, data: Tensor | None) -> None: ...
@@ -96,6 +108,13 @@ class GroupChannel(Channel):
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = limit
             self._bytes = dist.ProcessGroupNCCL(PrefixStore("bytes", store), rank, size, options)
+
+    def greet(self, timeout_s: float) -> None:
+        """Prove that bytes come through, which connects those who are not yet; each wait may then take `timeout_s`."""
+        for group, device in ((self._words, "cpu"), (self._bytes, self.device)):
+            group.broadcast(torch.zeros(1, device=device), 0).wait()
+            group._set_default_timeout(timedelta(seconds=timeout_s))
+        self.timeout_s = timeout_s
 
     def _say(self, message: Message, data: Tensor | None) -> None:
         words = _encode(message)
@@ -142,7 +161,10 @@ class Store(Protocol):
 
 
 class StoreChannel(Channel):
-    """Through a store that all sides reach: slower than a process group, and needs no connection between them."""
+    """Through a store that all sides reach: slower than a process group, and needs no connection between them.
+
+    Until all have answered, the store holds what was said: of a publish, all of the weights.
+    """
 
     def __init__(
         self, store: Store, rank: int, size: int, device: torch.device | str = "cpu", timeout_s: float = 300.0
@@ -155,38 +177,44 @@ class StoreChannel(Channel):
 
     def _say(self, message: Message, data: Tensor | None) -> None:
         self._said += 1
-        parts = {"words": _encode(message)} | ({} if data is None else {"bytes": data.cpu()})
-        for kind, part in parts.items():
-            key = f"said/{self._said}/{kind}"
-            self.store.set(key, part.numpy().tobytes())  # type: ignore[arg-type]  # stubs say str, bytes are taken
-            self._unread.append(key)
+        self._unread += self._put(f"said/{self._said}/words", _encode(message))
+        if data is not None:
+            self._unread += self._put(f"said/{self._said}/bytes", data.cpu())
 
     def _listen(self) -> tuple[Message, Tensor | None]:
         self._said += 1
-        message = _decode(self._take(f"said/{self._said}/words"))
+        message = _decode(self._take(f"said/{self._said}/words")[0])
         if "bytes" not in message:
             return message, None
-        return message, self._take(f"said/{self._said}/bytes").to(self.device)
+        return message, self._take(f"said/{self._said}/bytes")[0].to(self.device)
 
     def _reply(self, message: Message) -> None:
         self._answered[self.rank] += 1
-        key = f"answered/{self.rank}/{self._answered[self.rank]}"
-        self.store.set(key, _encode(message).numpy().tobytes())  # type: ignore[arg-type]
+        self._put(f"answered/{self.rank}/{self._answered[self.rank]}", _encode(message))
 
     def _hear(self, rank: int) -> Message:
         self._answered[rank] += 1
-        key = f"answered/{rank}/{self._answered[rank]}"
-        answer = _decode(self._take(key))
-        self.store.delete_key(key)
+        words, keys = self._take(f"answered/{rank}/{self._answered[rank]}")
         if rank == self.size - 1:  # everybody has read what was said before their answer
-            for said in self._unread:
-                self.store.delete_key(said)
-            self._unread.clear()
-        return answer
+            keys += self._unread
+            self._unread = []
+        for key in keys:
+            self.store.delete_key(key)
+        return _decode(words)
 
-    def _take(self, key: str) -> Tensor:
-        self.store.wait([key], timedelta(seconds=self.timeout_s))
-        return torch.from_numpy(np.frombuffer(self.store.get(key), dtype=np.uint8).copy())
+    def _put(self, name: str, data: Tensor) -> list[str]:
+        """Lay bytes down in pieces, and then how many there are; the keys."""
+        pieces = data.split(PIECE_BYTES) if data.numel() else ()
+        values = {f"{name}/{number}": piece.numpy().tobytes() for number, piece in enumerate(pieces)}
+        for key, value in (values | {name: str(len(values)).encode()}).items():
+            self.store.set(key, value)
+        return [name, *values]
+
+    def _take(self, name: str) -> tuple[Tensor, list[str]]:
+        self.store.wait([name], timedelta(seconds=self.timeout_s))
+        keys = [f"{name}/{number}" for number in range(int(self.store.get(name)))]
+        data = b"".join(self.store.get(key) for key in keys)
+        return torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy()), [name, *keys]
 
 
 def _encode(message: Message) -> Tensor:

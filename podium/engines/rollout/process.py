@@ -146,7 +146,7 @@ class HostProcess:
 
     def _why(self) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(1.0)
+            self._process.wait(5.0)  # its connection ends a moment before it does
         code = self._process.poll()
         if code is None:
             return "it closed its connection"

@@ -34,27 +34,81 @@ def digest(tensor: Tensor, dtype: torch.dtype | None = None) -> str:
     return hashlib.blake2b(values.numpy().tobytes(), digest_size=8).hexdigest()
 
 
+class KeptWeights:
+    """Copies of the last `limit` published sets in host memory: what the trainer no longer has can be sent again."""
+
+    def __init__(self, limit: int = 0) -> None:
+        self.limit = limit
+        self._sets: dict[int, dict[str, Tensor]] = {}
+
+    def passing(self, weights: Iterable[tuple[str, Tensor]], version: int) -> Iterator[tuple[str, Tensor]]:
+        """The same stream, of which a copy stays here."""
+        if self.limit == 0 or version in self._sets:
+            yield from weights
+            return
+        for old in sorted(self._sets)[: max(0, len(self._sets) - self.limit + 1)]:
+            del self._sets[old]
+        copies = {}
+        for name, tensor in weights:
+            copies[name] = tensor.detach().to("cpu", copy=True)
+            yield name, tensor
+        self._sets[version] = copies
+
+    def of(self, version: int) -> dict[str, Tensor]:
+        if version not in self._sets:
+            raise PublishError(f"The weights of version {version} are not kept; there are {sorted(self._sets)}.")
+        return self._sets[version]
+
+
 class RemoteEngines:
-    """The engines behind a channel. Without a channel: a trainer rank that only helps to gather."""
+    """The engines behind a channel. Without a channel: a trainer rank that only helps to gather.
+
+    `all_well` tells the trainer's ranks whether each of them is well, before they go into a collective together.
+    """
 
     module = None
 
-    def __init__(self, channel: Channel | None) -> None:
+    def __init__(
+        self,
+        channel: Channel | None,
+        kept: KeptWeights | None = None,
+        all_well: Callable[[bool], bool] = lambda well: well,
+    ) -> None:
         self.channel = channel
+        self.kept = kept or KeptWeights()
+        self.all_well = all_well
         self.version = -1
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Send a complete set to every engine."""
-        if self.channel is None:
-            for _ in weights:  # gathering is collective
+        stream = self.kept.passing(weights, version)
+        try:
+            self.version = version if self.channel is None else self._send(self.channel, stream, version)
+        finally:
+            for _ in stream:  # gathering is collective: every rank goes through all of it, whatever happens
                 pass
-            self.version = version
-            return
-        self.channel.say({"kind": "load", "version": version})
+
+    def _send(self, channel: Channel, weights: Iterable[tuple[str, Tensor]], version: int) -> int:
+        channel.say({"kind": "load", "version": version})
         for bucket in into_buckets(weights):
-            self.channel.say({"kind": "bucket", "entries": bucket.entries}, bucket.data)
+            channel.say({"kind": "bucket", "entries": bucket.entries}, bucket.data)
         versions = [answer["version"] for answer in self._ask({"kind": "end"})]
-        self.version = next((v for v in versions if v != version), version)
+        return next((v for v in versions if v != version), version)
+
+    def resend(self, version: int) -> None:
+        """Publish a kept set to engines that are new, and compare every value of it."""
+        weights = self.kept.of(version)
+        try:
+            self.load_weights(weights.items(), version)
+            digests = self.held(version, weights, whole=True)
+            wrong = [name for name, tensor in weights.items() if differing(name, tensor, digests)]
+            if wrong or self.version != version:
+                raise PublishError(
+                    f"A rollout engine holds version {self.version} after version {version} was published again; "
+                    f"tensors that differ: {', '.join(wrong[:3]) or 'none'}."
+                )
+        finally:
+            self.finish()
 
     def held(self, version: int, names: Iterable[str], whole: bool = False) -> list[Digests]:
         """What each engine holds, by name: digests of the values a check of `version` samples, or of all values."""
@@ -65,7 +119,14 @@ class RemoteEngines:
 
     def probes(self, ours: Callable[[list[int]], Tensor]) -> list[tuple[Tensor, Tensor]]:
         """Log-probs of the fixed tokens: the trainer's, and each engine's."""
-        tokens = [[0, 0]] if self.channel is None else [answer["tokens"] for answer in self._ask({"kind": "tokens"})]
+        tokens, failure = [[0, 0]], None
+        try:
+            if self.channel is not None:
+                tokens = [answer["tokens"] for answer in self._ask({"kind": "tokens"})]
+        except PublishError as error:
+            failure = error
+        if not self.all_well(failure is None):
+            raise failure or PublishError("Rank 0 of the trainer could not publish; it says why.")
         mine = ours(tokens[0]).float().cpu()
         if self.channel is None:
             return []

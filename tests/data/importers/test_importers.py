@@ -98,7 +98,7 @@ def test_better_and_worse_samples_of_a_prompt_become_pairs(tmp_path, tokenizer, 
 
 def test_dumps_without_what_pairs_need_are_refused(tmp_path):
     (tmp_path / "0.jsonl").write_text(json.dumps({"input": "a", "output": "b", "uid": "c"}) + "\n")
-    with pytest.raises(DataError, match="row 0: no score"):
+    with pytest.raises(DataError, match=r"0\.jsonl, line 1: no score"):
         list(import_rows("pairs", [str(tmp_path / "0.jsonl")], "train"))
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from podium.engines.rollout.request import Request
 from podium.errors import RolloutError
 
 PARAMS = SamplingParams(max_tokens=6, ignore_eos=True)
-LIMIT_S = 60.0
+LIMIT_S = 300.0
 
 
 @pytest.fixture
@@ -72,9 +74,19 @@ def test_episodes_of_several_turns_run_side_by_side(engine: NativeEngine) -> Non
 
 
 def test_the_event_loop_stays_free_while_the_engine_computes(engine: NativeEngine) -> None:
-    async def main() -> int:
-        ticks = 0
+    """Every step waits until the loop has had its turn a few more times: with a loop that is held it never would."""
+    ticks, advance = 0, engine._advance
 
+    def waiting(arrivals: list[list[Request]], aborts: list[Request]) -> list[Request]:
+        wanted, deadline = ticks + 3, time.monotonic() + LIMIT_S
+        while ticks < wanted:
+            assert time.monotonic() < deadline, "the event loop stands still while the engine computes"
+            time.sleep(0.001)
+        return advance(arrivals, aborts)
+
+    engine._advance = waiting  # type: ignore[method-assign]
+
+    async def main() -> Completion:
         async def tick() -> None:
             nonlocal ticks
             while True:
@@ -82,22 +94,33 @@ def test_the_event_loop_stays_free_while_the_engine_computes(engine: NativeEngin
                 await asyncio.sleep(0)
 
         ticker = asyncio.create_task(tick())
-        async with asyncio.timeout(LIMIT_S):
-            await engine.submit([5], PARAMS)
+        async with asyncio.timeout(2 * LIMIT_S):
+            completion = await engine.submit([5], PARAMS)
         ticker.cancel()
-        return ticks
+        return completion
 
-    assert asyncio.run(main()) > 2 * PARAMS.max_tokens
+    assert len(asyncio.run(main()).token_ids) == PARAMS.max_tokens
 
 
 def test_cancelling_an_await_aborts_its_request(engine: NativeEngine) -> None:
+    """The engine is held after some tokens until the await was cancelled, so that it cannot be faster."""
     endless = SamplingParams(max_tokens=200, ignore_eos=True)
+    steps, advance, cancelled = 0, engine._advance, threading.Event()
+
+    def held(arrivals: list[list[Request]], aborts: list[Request]) -> list[Request]:
+        nonlocal steps
+        steps += 1
+        assert steps < 5 or cancelled.wait(LIMIT_S)
+        return advance(arrivals, aborts)
+
+    engine._advance = held  # type: ignore[method-assign]
 
     async def main() -> Request:
         request = engine.submit([5], endless)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
                 await request
+        cancelled.set()
         async with asyncio.timeout(LIMIT_S):
             await engine.submit([6], PARAMS)
         return request

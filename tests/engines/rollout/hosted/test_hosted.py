@@ -7,9 +7,9 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from toy_backend import written
 
 from podium.engines.rollout.base import SamplingParams, StopReason
 from podium.engines.rollout.hosted import HostedEngine, mixed_seed
+from podium.engines.rollout.process import HostProcess
 from podium.errors import PublishError, RolloutError
 
 MakeEngine = Callable[..., HostedEngine]
@@ -35,7 +36,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def wait_until(holds: Callable[[], bool], limit_s: float = 30.0) -> None:
+def wait_until(holds: Callable[[], bool], limit_s: float = 300.0) -> None:
     deadline = time.monotonic() + limit_s
     while not holds():
         assert time.monotonic() < deadline, "it did not come about"
@@ -57,16 +58,16 @@ def test_completions_come_in_the_order_of_their_prompts_and_depend_on_their_seed
 def test_requests_are_awaited_aborted_and_refused_one_by_one(engine: HostedEngine) -> None:
 
     async def episodes() -> None:
-        long = engine.submit([1], SamplingParams(max_tokens=5000))
+        long = engine.submit([1], SamplingParams(max_tokens=9000))
         short = await engine.submit([2], SamplingParams(max_tokens=3), seed=4)
         assert short.token_ids == expected([2], 4, 0, 3)
         engine.abort(long)
         ended = await long
-        assert ended.stop_reason is StopReason.ABORTED and 0 < len(ended.token_ids) < 5000
+        assert ended.stop_reason is StopReason.ABORTED and 0 < len(ended.token_ids) < 9000
         with pytest.raises(RolloutError, match="no such prompt"):
             await engine.submit([999], SamplingParams(max_tokens=3))
 
-    asyncio.run(asyncio.wait_for(episodes(), 60))
+    asyncio.run(asyncio.wait_for(episodes(), 300))
     with pytest.raises(RolloutError, match="Token 1000 is outside"):
         engine.submit([1000], SamplingParams(max_tokens=1))
     with pytest.raises(RolloutError, match="the engine holds 10000"):
@@ -74,15 +75,18 @@ def test_requests_are_awaited_aborted_and_refused_one_by_one(engine: HostedEngin
 
 
 def test_a_paused_request_goes_on_after_new_weights_and_says_which_wrote_it(
-    engine: HostedEngine, module: nn.Module
+    make_engine: MakeEngine, module: nn.Module, tmp_path: Path
 ) -> None:
+    engine = make_engine(gate=str(tmp_path))
     engine.load_weights(list(module.state_dict().items()), 1)
 
     async def partial_rollout() -> None:
         request = engine.submit([1], SamplingParams(max_tokens=300), seed=2)
         waiting = asyncio.ensure_future(_wait(request))
-        await asyncio.sleep(0.2)
+        while not (tmp_path / "reached").exists():
+            await asyncio.sleep(0.01)
         engine.pause()
+        (tmp_path / "open").touch()
         engine.load_weights([(name, tensor + 1.0) for name, tensor in module.state_dict().items()], 2)
         await asyncio.sleep(0.1)
         assert not request.done
@@ -90,7 +94,7 @@ def test_a_paused_request_goes_on_after_new_weights_and_says_which_wrote_it(
         done = await waiting
         assert done.token_ids == expected([1], 2, 0, 300) and done.version == 1
 
-    asyncio.run(asyncio.wait_for(partial_rollout(), 60))
+    asyncio.run(asyncio.wait_for(partial_rollout(), 300))
     assert engine.generate([[1]], SamplingParams(max_tokens=1))[0][0].version == 2
 
 
@@ -131,13 +135,25 @@ def test_weights_that_are_taken_and_not_used_are_caught(make_engine: MakeEngine,
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_lost_engine_is_replaced_with_its_weights_and_its_requests(
-    make_engine: MakeEngine, module: nn.Module, signum: signal.Signals
+    make_engine: MakeEngine, module: nn.Module, signum: signal.Signals, tmp_path: Path
 ) -> None:
-    engine = make_engine(silence_s=3.0)
+    engine = make_engine(gate=str(tmp_path))
     engine.load_weights(list(module.state_dict().items()), 5)
-    before, pid, folder = engine.probe(), engine.host.pid, engine.host.folder  # type: ignore[union-attr]
-    threading.Timer(0.2, os.kill, [pid, signum]).start()
-    (group,) = engine.generate([[1]], SamplingParams(max_tokens=300), n=4, seeds=[3])
+    before, host = engine.probe(), engine.host
+    assert isinstance(host, HostProcess)
+    pid, folder = host.pid, host.folder
+
+    def strike() -> None:
+        """In the middle of the requests; only the process that falls silent has little patience shown to it."""
+        wait_until((tmp_path / "reached").exists)
+        os.kill(pid, signum)
+        host.silence_limit_s = 1.0
+        (tmp_path / "open").touch()  # for the next one
+
+    with ThreadPoolExecutor(1) as pool:
+        struck = pool.submit(strike)
+        (group,) = engine.generate([[1]], SamplingParams(max_tokens=300), n=4, seeds=[3])
+        struck.result()
     assert [c.token_ids for c in group] == [expected([1], 3, k, 300) for k in range(4)]
     assert engine.restarts == 1 and engine.host.pid != pid
     assert {c.version for c in group} == {5} and engine.probe().equal(before)
@@ -164,7 +180,7 @@ sys.path[:0] = [{tests!r}]
 from toy_engine import start
 engine = start()
 print(engine.host.pid, engine.host.folder, flush=True)
-time.sleep(60)
+time.sleep(3600)
 """
 
 

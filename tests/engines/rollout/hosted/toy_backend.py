@@ -1,6 +1,7 @@
 """An engine small enough to be understood: each token is the one before plus the seed plus one.
 
-It runs in a process of its own like vLLM and SGLang do. `engine_kwargs` make it misbehave.
+It runs in a process of its own like vLLM and SGLang do. `engine_kwargs` make it misbehave. With `gate`, a folder, every
+request waits after its 50th token: the file `reached` says that one has come there, the file `open` lets them go on.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import asyncio
 import math
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from podium.engines.rollout.remote import digest
 from podium.engines.rollout.weights import sample_values
 
 TOKEN_S = 0.002
+GATE_AT = 50
 
 
 def written(prompt: list[int], seed: int, count: int, vocab_size: int) -> list[int]:
@@ -55,11 +58,20 @@ class ToyBackend:
                 break
             await asyncio.sleep(TOKEN_S)
             tokens.append(token)
+            if len(tokens) == GATE_AT:
+                await self._pass_gate()
             self.num_made += 1
             if self.num_made == self.faults.get("dies_after"):
                 os.kill(os.getpid(), signal.SIGKILL)
         values = [self.level] * len(tokens)
         return Done(ask.id, tokens, values, values, str(reason), version)
+
+    async def _pass_gate(self) -> None:
+        gate = Path(self.faults["gate"]) if "gate" in self.faults else None
+        if gate is not None:
+            (gate / "reached").touch()
+            while not (gate / "open").exists():
+                await asyncio.sleep(TOKEN_S)
 
     async def abort(self, ids: list[int]) -> None:
         self.aborted.update(ids)

@@ -24,7 +24,9 @@ class TinyModule(nn.Module):
         self.tied.weight = self.first.weight
 
 
-def start(silence_s: float = 30.0, max_restarts: int = 2, tensor_parallel_size: int = 1, **faults: Any) -> HostedEngine:
+def start(
+    silence_s: float = 300.0, max_restarts: int = 2, tensor_parallel_size: int = 1, **faults: Any
+) -> HostedEngine:
     """An engine around the toy; `faults` are what its backend does wrong."""
     settings = HostSettings(
         engine="toy_backend:ToyBackend",
@@ -44,7 +46,7 @@ def start(silence_s: float = 30.0, max_restarts: int = 2, tensor_parallel_size: 
         engine_kwargs=faults,
         path=str(Path(__file__).parent),
     )
-    limits = Limits(start_s=60.0, silence_s=silence_s, max_restarts=max_restarts)
+    limits = Limits(start_s=600.0, silence_s=300.0, max_restarts=max_restarts)
 
     def process() -> HostProcess:
         return HostProcess(settings, "", limits.start_s, limits.silence_s)

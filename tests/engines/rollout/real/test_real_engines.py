@@ -166,14 +166,14 @@ def test_a_publish_that_the_engine_skips_is_caught(
 def test_a_request_is_paused_for_new_weights_and_goes_on_with_them(
     engine: HostedEngine, policy: PreTrainedModel, prompts: Prompts, plain_log_probs: PlainLogProbs
 ) -> None:
-    first = engine.version
-    params = SamplingParams(max_tokens=400, ignore_eos=True)
+    first, length = engine.version, 1000
+    params = SamplingParams(max_tokens=length, ignore_eos=True)
 
     async def partial_rollout() -> tuple[Completion, int]:
         request = engine.submit(prompts[0], params, seed=3)
         other = asyncio.ensure_future(_wait(engine.submit(prompts[1], params)))
         waiting = asyncio.ensure_future(_wait(request))
-        await asyncio.sleep(0.1)
+        await engine.submit(prompts[2], SamplingParams(max_tokens=2))  # behind them: when it is done they have begun
         await asyncio.to_thread(engine.pause)
         change(policy, seed=1)
         await asyncio.to_thread(engine.load_weights, list(policy.state_dict().items()), first + 1)
@@ -182,8 +182,8 @@ def test_a_request_is_paused_for_new_weights_and_goes_on_with_them(
         await asyncio.to_thread(engine.resume)
         return await waiting, request.seed
 
-    done, _ = asyncio.run(asyncio.wait_for(partial_rollout(), 120))
-    assert len(done.token_ids) == 400 and done.version == first
+    done, _ = asyncio.run(asyncio.wait_for(partial_rollout(), 600))
+    assert len(done.token_ids) == length and done.version == first
     expected = plain_log_probs(policy, prompts[0], done.token_ids)
     assert torch.tensor(done.log_probs)[-20:].allclose(expected[-20:], atol=1e-3), "the end is by the new weights"
 
@@ -194,17 +194,14 @@ async def _wait(request: Any) -> Completion:
 
 
 def test_an_aborted_request_keeps_what_it_wrote(engine: HostedEngine, prompts: Prompts) -> None:
-    async def abort_after(seconds: float) -> Completion:
+    async def abort_within() -> Completion:
         request = engine.submit(prompts[0], SamplingParams(max_tokens=1500, ignore_eos=True))
         waiting = asyncio.ensure_future(_wait(request))
-        await asyncio.sleep(seconds)
+        await engine.submit(prompts[1], SamplingParams(max_tokens=2))  # behind it: when it is done the other has begun
         engine.abort(request)
         return await waiting
 
-    for seconds in (0.2, 0.4, 0.8, 1.6, 3.2):  # a busy machine takes a while to the first token
-        done = asyncio.run(asyncio.wait_for(abort_after(seconds), 60))
-        if done.token_ids:
-            break
+    done = asyncio.run(asyncio.wait_for(abort_within(), 600))
     assert done.stop_reason is StopReason.ABORTED and 0 < len(done.token_ids) < 1500
     assert len(done.log_probs) == len(done.token_ids)
 

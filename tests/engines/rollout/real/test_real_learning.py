@@ -19,7 +19,7 @@ STEPS = 12
 PLACES = {"colocated": [], "own_pool": ["trainer.runtime=ray", "actor_rollout_ref.rollout.nnodes=1"]}
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("place", PLACES)
 def test_held_out_accuracy_rises(engine_name: str, engine_python: str, place: str, tmp_path: Path) -> None:
     words = [
