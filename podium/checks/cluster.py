@@ -137,3 +137,6 @@ def check_folder(config: Config, model_gb: float) -> Findings:
         yield problem("disk", f"checkpoints take about {needs:.1f} GB, {parent} has {free_gb:.1f} GB free", fix)
     else:
         yield ok("disk", f"{parent} has {free_gb:.1f} GB free; checkpoints take about {needs:.2f} GB at a time")
+    if config.trainer.nnodes > 1 and config.trainer.save_freq != 0:
+        text = f"trainer.nnodes={config.trainer.nnodes}: each rank writes its own part of a checkpoint into {folder}"
+        yield note("disk", text, "let trainer.default_local_dir be on a disk that all nodes see")

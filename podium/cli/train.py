@@ -181,6 +181,10 @@ def _count_file(path: Path) -> int | None:
 
 def keep_traceback(error: BaseException, path: Path) -> None:
     """The terminal shows one paragraph; the whole story stays in the run folder, if the run got that far."""
+    from podium.tracking.folder_lock import held_by_other
+
+    if held_by_other(path.parent):  # the record in that folder is the other's
+        return
     try:
         with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
             file.write("".join(traceback.format_exception(error)))

@@ -22,7 +22,7 @@ C = TypeVar("C", bound="SupervisedConfig")
 
 TRAINER_KEYS = {
     *("project_name", "experiment_name", "default_local_dir", "runtime", "device", "seed", "total_epochs"),
-    *("nnodes", "n_gpus_per_node", "worker_start_timeout_s", "worker_timeout_s"),
+    *("nnodes", "n_gpus_per_node", "worker_start_timeout_s", "worker_timeout_s", "max_restarts"),
     *("total_training_steps", "val_before_train", "test_freq", "save_freq", "resume_mode", "async_save"),
     *("max_ckpt_to_keep", "best_metric", "best_metric_mode", "default_hdfs_dir", "stop_grace_s"),
     *("esi_redundant_time", "logging_freq", "logger", "max_skipped_updates", "rollout_data_dir", "validation_data_dir"),
@@ -127,6 +127,8 @@ def _problems(config: SupervisedConfig) -> Iterator[str]:
     for key, number in {"optim.lr": config.optim.lr, "grad_clip": config.grad_clip}.items():
         if not (math.isfinite(number) and number >= 0):
             yield f"{key} = {number} must be a finite number, at least 0"
+    if config.trainer.max_restarts < 0:
+        yield f"trainer.max_restarts = {config.trainer.max_restarts} must be at least 0"
     workers = config.trainer.nnodes * config.trainer.n_gpus_per_node
     if config.trainer.runtime == "local" and workers != 1:
         yield f"trainer.runtime = local is one process, and {workers} workers are asked for; set trainer.runtime=ray"

@@ -7,6 +7,8 @@ process group.
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -130,6 +132,17 @@ class Worker:
         """The share, from now on fixed. The group asks once, before its first data-parallel call."""
         self._data_parallel_is_used = True
         return self.data_parallel
+
+    # ---- files
+
+    def sees(self, path: str, limit_s: float = 5.0) -> bool:
+        """Whether a file that the controller just wrote is here too; a network file system may need a moment."""
+        deadline = time.monotonic() + limit_s
+        while not os.path.exists(path):
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.1)
+        return True
 
     # ---- end
 

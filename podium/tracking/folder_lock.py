@@ -64,6 +64,8 @@ class FolderLock:
 
 def held_by_other(folder: Path) -> str | None:
     """Who else writes to the folder, in words, or None."""
+    if not (folder / NAME).is_file():
+        return None
     try:
         FolderLock(folder).release()
     except RunFolderBusy as busy:

@@ -6,8 +6,6 @@ crash left: readers skip it and a writer cuts it off. Not-a-number and infinity,
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
 import logging
 import math
@@ -92,17 +90,6 @@ class JsonLines:
         write_lines(self.path, records)
         self._file = self.path.open("ab", buffering=0)
         return records[-1] if records else None
-
-    def claim(self) -> bool:
-        """Whether no other process has claimed the file; from now on this one has, until it ends or closes the file.
-
-        Where the file system knows no locks nobody can tell, and the answer is yes.
-        """
-        try:
-            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            return error.errno not in (errno.EACCES, errno.EAGAIN)
-        return True
 
     def close(self) -> None:
         self._file.close()

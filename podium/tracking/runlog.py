@@ -127,6 +127,10 @@ class RunLog:
         return _dump(self.validation_dir, step, samples)
 
     def close(self) -> None:
+        self._close_files()
+        self._lock.release()
+
+    def _close_files(self) -> None:
         self._metrics.close()
         self._events.close()
 
@@ -146,7 +150,7 @@ class RunLog:
         number = sum(1 for _ in (self.folder / "previous").glob("*")) + 1
         target = self.folder / "previous" / str(number)
         target.mkdir(parents=True)
-        self.close()
+        self._close_files()
         for name, path in record.items():
             shutil.move(str(path), target / name)
         self._metrics = JsonLines(record["metrics.jsonl"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,12 @@ from podium.rewards.registry import check_sources
 from podium.rewards.scorer import RewardScorer
 from podium.single_controller import LocalWorkerGroup, ResourcePoolManager, Role, Worker, WorkerGroup
 from podium.single_controller.runtime import dashboard_address, ensure_ray
-from podium.single_controller.supervise import Decision, FailurePolicy, RestartGroup, is_lost
+from podium.single_controller.supervise import FailurePolicy
 from podium.trainer.ray_trainer import RayPPOTrainer
 from podium.trainer.requirements import needs_reference_policy, settle_critic
-from podium.trainer.stopping import RunStopped, StopSignals
+from podium.trainer.restarts import deserves_restart, run_with_restarts
+from podium.trainer.shared_folder import unseen_folder_notes
+from podium.trainer.stopping import StopSignals
 from podium.workers.actor_rollout_ref import ActorRolloutRefWorker
 from podium.workers.critic import CriticWorker
 from podium.workers.reward_model import RewardModelWorker
@@ -37,16 +40,7 @@ logger = logging.getLogger(__name__)
 def run_ppo(config: Config) -> int:
     """Train as the resolved configuration says; returns the exit code. Lost workers are replaced."""
     check_config(config)
-    policy: FailurePolicy = RestartGroup(config.trainer.max_restarts)
-    failure: PodiumError | None = None
-    with StopSignals(config.trainer) as stopping:
-        while True:
-            try:
-                failure = run_once(config, stopping, policy, failure)
-            except RunStopped as stop:
-                return stop.exit_code
-            if failure is None:
-                return 0
+    return run_with_restarts(config.trainer, partial(run_once, config))
 
 
 def run_once(
@@ -63,31 +57,15 @@ def run_once(
             count = config.trainer.nnodes * config.trainer.n_gpus_per_node
             trainer.recorder.console.message(f"starting Ray workers: {count}")
         trainer.init_workers()
+        trainer.recorder.announcements += unseen_folder_notes(config.trainer, trainer.actor_rollout_wg)
         trainer.fit()
     except PodiumError as failure:
-        stop_instead(failure, stopping, trainer)
-        decision = policy.decide(failure, trainer.saver.saved_step or 0)
-        if is_lost(failure):
-            trainer.recorder.workers_failed(failure, decision.value)
-        if decision is Decision.RAISE:
+        if not deserves_restart(failure, trainer, stopping, policy):
             raise
-        trainer.recorder.console.message(f"{str(failure).splitlines()[0]}; starting new workers")
         return failure
     finally:
         trainer.shutdown()
     return None
-
-
-def stop_instead(failure: PodiumError, stopping: StopSignals, trainer: RayPPOTrainer) -> None:
-    """A run that was told to stop starts no new workers: the signal that it got may have been theirs too."""
-    try:
-        if is_lost(failure):
-            stopping.check()
-        stopping.check_wrapped()
-    except RunStopped as stop:
-        saved = trainer.saver.saved_step
-        trainer.recorder.stopped(saved or 0, stop.reason, saved)
-        raise
 
 
 def build_trainer(config: Config) -> RayPPOTrainer:

@@ -98,14 +98,26 @@ class RolloutPool:
         try:
             result = trainers.get(beside=rollouts)
             rollouts.get()
-        except WorkerTimeout as failure:  # of either: a trainer that waits for silent workers is silent too
-            raise PoolLost(failure) from failure
+        except WorkerTimeout as failure:
+            raise PoolLost(self._silence(failure, rollouts)) from failure
         except WorkerError as failure:
             cause = death_behind(failure, rollouts, trainers)
             if isinstance(cause, WorkerDied) and cause.role == self.rollout.role:
                 raise PoolLost(cause) from failure
             raise cause from None
         return result
+
+    def _silence(self, failure: WorkerTimeout, rollouts: WorkerFuture[Any]) -> WorkerTimeout:
+        """A trainer that waits for silent workers is silent too: name those, if any."""
+        try:
+            rollouts.get(timeout=0.0)
+        except WorkerTimeout as theirs:
+            if failure.role != theirs.role:
+                text = f"{theirs.role} worker, rank {theirs.rank}, was silent for as long: {failure}"
+                return WorkerTimeout(text, theirs.role, theirs.rank)
+        except WorkerError:
+            pass  # it ended when the trainer gave up
+        return failure
 
     # ---- replacing
 

@@ -147,12 +147,12 @@ class CheckpointSaver:
             waited_s = time.monotonic() - start
             if self._given_up:
                 return False
-            if waited_s > self.limit_s:
-                self._give_up()
-                return False
             if not said and waited_s > _SAY_AFTER_S:
                 said = True
                 self.recorder.waits_for_checkpoint(self._under_way, self.store.folder)
+            if waited_s > self.limit_s:
+                self._give_up()
+                return False
             thread.join(_LOOK_S)
         self._thread = None
         return True

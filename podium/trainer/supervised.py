@@ -25,6 +25,7 @@ from podium.config.schema_sft import SupervisedConfig, check_supervised
 from podium.data.dataset import validation_files
 from podium.data.responses import ExampleRows, PairRows
 from podium.data.sampler import ResumableSampler
+from podium.errors import PodiumError
 from podium.metric import Metrics, merge_metrics, reduce_metrics
 from podium.models.load import load_tokenizer
 from podium.protocol import DataProto
@@ -35,14 +36,17 @@ from podium.single_controller import (
     Role,
     WorkerGroup,
 )
+from podium.single_controller.supervise import FailurePolicy
 from podium.tracking import RunSummary
 from podium.trainer.changes import changed_settings
 from podium.trainer.limits import StepLimits
 from podium.trainer.main_ppo import resolve_device
 from podium.trainer.metrics import memory_metrics
 from podium.trainer.recorder import Recorder
+from podium.trainer.restarts import deserves_restart, run_with_restarts
 from podium.trainer.resume import ResumePoint
 from podium.trainer.saving import CheckpointSaver, next_folder, open_store
+from podium.trainer.shared_folder import unseen_folder_notes
 from podium.trainer.stopping import RunStopped, StopSignals, stoppable
 from podium.workers.supervised import RewardTrainingWorker, SFTWorker, SupervisedWorker
 
@@ -63,20 +67,27 @@ REWARD = Job("train-reward", RewardTrainingWorker, PairRows, "reward_model.enabl
 
 
 def run_supervised(config: SupervisedConfig, job: Job) -> int:
-    """Train as the configuration says; returns the exit code."""
+    """Train as the configuration says; returns the exit code. Lost workers are replaced."""
     check_supervised(config)
-    with StopSignals(config.trainer) as stopping:
-        trainer = None
-        try:
-            trainer = SupervisedTrainer(config, job, stopping)
-            trainer.workers.init_model()
-            trainer.fit()
-        except RunStopped as stop:
-            return stop.exit_code
-        finally:
-            if trainer is not None:
-                trainer.shutdown()
-    return 0
+    return run_with_restarts(config.trainer, partial(run_once, config, job))
+
+
+def run_once(
+    config: SupervisedConfig, job: Job, stopping: StopSignals, policy: FailurePolicy, before: PodiumError | None
+) -> PodiumError | None:
+    """One attempt; see restarts.py."""
+    trainer = SupervisedTrainer(config, job, stopping, is_restart=before is not None)
+    try:
+        trainer.init_workers()
+        trainer.recorder.announcements += unseen_folder_notes(config.trainer, trainer.workers)
+        trainer.fit()
+    except PodiumError as failure:
+        if not deserves_restart(failure, trainer, stopping, policy):
+            raise
+        return failure
+    finally:
+        trainer.shutdown()
+    return None
 
 
 def start_workers(config: SupervisedConfig, job: Job, total_steps: int, use_gpu: bool) -> WorkerGroup:
@@ -150,10 +161,10 @@ class SupervisedRecorder(Recorder):
 
 
 class SupervisedTrainer:
-    def __init__(self, config: SupervisedConfig, job: Job, stopping: StopSignals) -> None:
-        self.config, self.job, self.name = config, job, job.worker.name
+    def __init__(self, config: SupervisedConfig, job: Job, stopping: StopSignals, is_restart: bool = False) -> None:
+        self.config, self.job, self.name, self.is_restart = config, job, job.worker.name, is_restart
         trainer, data = config.trainer, config.data
-        device = resolve_device(trainer.device)
+        self.device = resolve_device(trainer.device)
         tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
         self.rows = job.rows(data.train_files, tokenizer, data, "train")
         held_out = validation_files(data)
@@ -169,7 +180,12 @@ class SupervisedTrainer:
         self.saver = CheckpointSaver(self.checkpoints, self.recorder, uploader, trainer)
         self.stopping, self.limits = stopping, StepLimits(trainer)
         self.step, self.validated_step, self.validation_metrics = 0, -1, dict[str, float]()
-        self.workers: Any = start_workers(config, job, self.total_steps, use_gpu=device == "cuda")
+        self.workers: Any = None
+
+    def init_workers(self) -> None:
+        """Start the workers and load their models."""
+        self.workers = start_workers(self.config, self.job, self.total_steps, use_gpu=self.device == "cuda")
+        self.workers.init_model()
 
     @stoppable
     def fit(self) -> None:
@@ -196,7 +212,8 @@ class SupervisedTrainer:
         """End the worker and give the terminal back; safe at any time."""
         with self.stopping.shielded():
             self.saver.leave()
-            self.workers.shutdown()
+            if self.workers is not None:
+                self.workers.shutdown()
             self.saver.close()
             self.recorder.close()
 
@@ -254,6 +271,8 @@ class SupervisedTrainer:
 
     def _load_checkpoint(self) -> None:
         mode = self.config.trainer.resume_mode
+        if self.is_restart and (mode == "disable" or self.checkpoints.newest(deep=False).path):
+            mode = "auto"  # this run's own, whatever it began with
         found = open_store(self.checkpoints, self.saver.uploader, mode)
         for path, fault in found.broken.items():
             self.recorder.broken_checkpoint(path, fault)
@@ -271,4 +290,4 @@ class SupervisedTrainer:
             # only now: a stop before this would save weights that were never loaded as the step's
             self.step = self.saver.saved_step = state["global_steps"]
             self.validated_step = state["validated_step"]
-        self.recorder.start(self.step, resumed_from=found.path)
+        self.recorder.start(self.step, resumed_from=found.path, is_restart=self.is_restart)

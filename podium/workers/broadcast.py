@@ -55,14 +55,15 @@ def meet(store: Any, rank: int, size: int, device: torch.device, timeout_s: floa
         channel = GroupChannel(store, rank, size, device, min(timeout_s, FORM_LIMIT_S))
         channel.greet(timeout_s)
     except (RuntimeError, ValueError) as error:
-        trouble = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+        order = int(store.add("troubles", 1))  # whoever fails makes the others fail later, and of another cause
+        trouble = f"{order:06d} {type(error).__name__}: {str(error).splitlines()[0][:200]}"
     troubles = _tell_all(store, "formed", rank, size, trouble, timeout_s)
     if channel is not None and not any(troubles):
         return channel
-    first = next(rank for rank, text in enumerate(troubles) if text)
-    who = "the trainer" if first == 0 else f"rollout worker {first - 1}"
     if rank == 0:
-        log.warning("weights go through a store, which is slow: %s formed no process group (%s)", who, troubles[first])
+        text, first = min((text, each) for each, text in enumerate(troubles) if text)
+        who = "the trainer" if first == 0 else f"rollout worker {first - 1}"
+        log.warning("weights go through a store, which is slow: %s formed no process group (%s)", who, text[7:])
     return StoreChannel(PrefixStore("channel", store), rank, size, device, timeout_s)
 
 

@@ -44,6 +44,41 @@ def test_one_module_for_both_is_published_without_a_copy(trainer: TorchEngine) -
     assert reduce_metrics(done.metrics())["publish/version"] == 2
 
 
+def test_a_shared_publish_in_the_middle_of_a_response_leaves_nothing_of_the_old_weights(trainer: TorchEngine) -> None:
+    """Keys and values of the old weights would change what follows, and so would a turn that goes on from them."""
+    assert isinstance(trainer.module, PreTrainedModel)
+    rollout = NativeEngine(trainer.module, SMALL)
+    rollout.scheduler.held.fewest_tokens = 0  # even a short turn is worth keeping
+    prompt, greedy = [5, 9, 2, 30, 7, 11, 3], SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+    (turn,) = rollout.submit_group(prompt, SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True), n=1)
+    rollout.keep([turn])
+    while not turn.done:
+        rollout.step()
+    request = rollout.submit(prompt, greedy)
+    for _ in range(5):  # a token each
+        rollout.step()
+    before = NativeEngine(copy.deepcopy(trainer.module), SMALL).generate([prompt], greedy)[0][0]
+    move(trainer)
+    publish(trainer, rollout, 1, mode="shared")
+    while not request.done:
+        rollout.step()
+    written = request.result()
+    assert written.token_ids[:5] == before.token_ids[:5] and written.token_ids[5:] != before.token_ids[5:]
+    fresh = NativeEngine(copy.deepcopy(trainer.module), SMALL)
+    rest = SamplingParams(max_tokens=7, temperature=0.0, ignore_eos=True)
+    expected = fresh.generate([prompt + written.token_ids[:5]], rest)[0][0]
+    assert written.token_ids[5:] == expected.token_ids
+    assert written.raw_log_probs[5:] == pytest.approx(expected.raw_log_probs, abs=1e-5)
+
+    longer = prompt + turn.result().token_ids + [8, 4]
+    second = rollout.submit_turn(longer, rest, seed=0, sample=0, previous=turn)
+    while not second.done:
+        rollout.step()
+    expected = fresh.generate([longer], rest)[0][0]
+    assert second.result().token_ids == expected.token_ids
+    assert second.result().raw_log_probs == pytest.approx(expected.raw_log_probs, abs=1e-5)
+
+
 @pytest.mark.parametrize("kind", [NativeEngine, HFEngine])
 def test_an_engine_with_its_own_module_gets_every_tensor(
     kind: Callable[..., NativeEngine | HFEngine], trainer: TorchEngine

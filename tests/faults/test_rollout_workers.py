@@ -14,7 +14,6 @@ import pytest
 from fault_driver import TINY, without_clocks
 
 from podium.config import load_config
-from podium.errors import WorkerDied
 from podium.single_controller import shutdown_ray
 from podium.tracking import read_events, read_metrics
 from podium.trainer import main_ppo, ray_trainer
@@ -53,12 +52,12 @@ def trainers(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.fixture
 def strike(monkeypatch: pytest.MonkeyPatch, trainers: list[Any]) -> Callable[..., None]:
-    """Plan a signal to the worker of a group within the nth run of a phase.
+    """Plan a signal to the rollout worker within the nth run of a phase.
 
     It is stopped as the phase begins and gets the signal a little later, when its call is under way.
     """
 
-    def plan(phase: str, nth: int, signum: int, group: str = "rollout_workers") -> None:
+    def plan(phase: str, nth: int, signum: int) -> None:
         entered = [0]
         before = ray_trainer.marked_timer
 
@@ -67,7 +66,7 @@ def strike(monkeypatch: pytest.MonkeyPatch, trainers: list[Any]) -> Callable[...
             with before(name, timing):
                 entered[0] += name == phase
                 if name == phase and entered[0] == nth:
-                    pid = getattr(trainers[-1], group).placements[0].pid
+                    pid = trainers[-1].rollout_workers.placements[0].pid
                     os.kill(pid, signal.SIGSTOP)
                     threading.Timer(0.3, os.kill, [pid, signum]).start()
                 yield
@@ -95,11 +94,25 @@ def test_lost_rollout_workers_are_replaced_alone_and_the_metrics_are_the_golden_
     strike("update_weights", 2, signal.SIGKILL)
     strike("testing", 1, signal.SIGKILL)
     strike("gen", 5, signal.SIGSTOP)
-    words = ["trainer.max_restarts=4", "trainer.phase_timeout_s.gen=20"]
+    words = ["trainer.max_restarts=4", "trainer.phase_timeout_s.gen=15"]
     assert run(tmp_path / "run", *words) == golden
     events = failures(tmp_path / "run")
-    assert [(e["role"], e["rank"], e["decision"]) for e in events] == [("RolloutWorker", 0, "restart_rollout_group")] * 4
-    for event, said in zip(events, ["generate_sequences(): its", "receive(): its", "generate_sequences(): its"]):
-        assert said in event["reason"] and "process is gone" in event["reason"]
-    assert "did not finish generate_sequences() within 20 s" in events[3]["reason"]
+    assert {(e["role"], e["rank"], e["decision"]) for e in events} == {("RolloutWorker", 0, "restart_rollout_group")}
+    said = ["generate_sequences(): its process is gone", "receive(): its process is gone"]
+    said += [said[0], "did not finish generate_sequences() within 15 s"]
+    assert [text in event["reason"] for text, event in zip(said, events, strict=True)] == [True] * 4
     assert len(trainers) == 2, "one for the golden run: the training group was never started anew"
+
+
+@pytest.mark.soak
+def test_samples_made_ahead_are_drawn_again_from_their_own_weights(
+    tmp_path: Path, strike: Callable[..., None], trainers: list[Any]
+) -> None:
+    ahead = "trainer.max_staleness=1"
+    golden = run(tmp_path / "golden", ahead)
+    assert [step["training/staleness"] for step in golden] == [0, 1, 1, 1, 1]
+    strike("update_weights", 2, signal.SIGKILL)
+    strike("gen", 4, signal.SIGKILL)
+    assert run(tmp_path / "run", ahead) == golden
+    assert [event["decision"] for event in failures(tmp_path / "run")] == ["restart_rollout_group"] * 2
+    assert len(trainers) == 2

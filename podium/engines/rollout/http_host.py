@@ -21,7 +21,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -33,7 +32,7 @@ from podium.engines.rollout.buckets import Bucket
 from podium.engines.rollout.host.records import Ask, Done, HostSettings, Received, WeightFile
 from podium.engines.rollout.process import HostDied
 from podium.engines.rollout.remote import digest
-from podium.engines.rollout.stopping import MAY_COMPLETE, StopRules
+from podium.engines.rollout.stopping import StopRules
 from podium.engines.rollout.weights import sample_values
 from podium.errors import ConfigError, RolloutError
 from podium.stop_points import stop_point
@@ -182,16 +181,7 @@ class HttpHost:
 
     def _end(self, params: SamplingParams, tokens: list[int]) -> int:
         """The length up to the token that completes a stop string; 0: none does."""
-        if not params.stop:
-            return 0
-        rule = self._rules.index_of(params)
-        tail = self._rules.tail_tokens(rule)
-        for count in range(1, len(tokens) + 1):
-            if self._rules.table[rule, tokens[count - 1]] == MAY_COMPLETE and self._rules.completes(
-                rule, np.asarray(tokens[max(0, count - tail) : count])
-            ):
-                return count
-        return 0
+        return self._rules.end_of(params, tokens) if params.stop else 0
 
     def _probe(self, tokens: list[int], limit_s: float) -> list[float]:
         body = {

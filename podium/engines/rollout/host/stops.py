@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from podium.engines.rollout.base import SamplingParams
 from podium.engines.rollout.host.records import HostSettings
-from podium.engines.rollout.stopping import MAY_COMPLETE, StopRules
+from podium.engines.rollout.stopping import StopRules
 
 
 def stop_tokens(settings: HostSettings, params: SamplingParams) -> list[int]:
@@ -29,13 +27,7 @@ class StopWatch:
         none does."""
         if self._rules is None:
             self._rules = StopRules(self.settings.vocab_size, self.settings.eos_token_ids, self._tokenizer())
-        rule = self._rules.index_of(params)
-        tail = self._rules.tail_tokens(rule)
-        for count in range(seen + 1, len(tokens) + 1):
-            may = self._rules.table[rule, tokens[count - 1]] == MAY_COMPLETE
-            if may and self._rules.completes(rule, np.asarray(tokens[max(0, count - tail) : count])):
-                return count
-        return 0
+        return self._rules.end_of(params, tokens, seen)
 
     def _tokenizer(self) -> Any:
         from transformers import AutoTokenizer

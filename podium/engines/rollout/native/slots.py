@@ -53,13 +53,13 @@ class Slots:
         """Put requests of one prompt (and so of one kind of sampling) into free slots."""
         params = requests[0].params
         self._widen(params.max_tokens)
+        self.rule[slots] = self.rules.index_of(params, self._rules_in_use)
         self.state[slots] = PREFILL
         self.age[slots] = np.arange(self._admitted, self._admitted + len(requests))
         self._admitted += len(requests)
         self.version[slots] = version
         self.num_written[slots] = 0
         self.max_tokens[slots] = params.max_tokens
-        self.rule[slots] = self.rules.index_of(params)
         self.temperature[slots], self.top_p[slots] = params.temperature, params.top_p
         self.min_p[slots], self.top_k[slots] = params.min_p, params.top_k
         self.seed[slots] = (requests[0].seed + _SIGNED) % _RANGE - _SIGNED
@@ -69,6 +69,9 @@ class Slots:
             if request.written is not None:
                 self._restore(slot, request.written)
         self.planned[slots] = self.num_written[slots]
+
+    def _rules_in_use(self) -> set[int]:
+        return set(self.rule[self.state != FREE].tolist())
 
     def _restore(self, slot: int, written: Written) -> None:
         count = written.token_ids.size

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import os
 import resource
 from typing import Any
 
@@ -21,7 +20,7 @@ from podium.engines.rollout.native.runner import Runner
 from podium.errors import ConfigError, RolloutError
 
 EOS = 1
-GREEDY_PROMPTS = int(os.environ.get("PODIUM_GREEDY_PROMPTS", "20"))
+GREEDY_PROMPTS = 200
 """Prompts per model family that are compared with transformers."""
 
 

@@ -66,7 +66,7 @@ class GraphRunner:
     @torch.no_grad()
     def launch(self, batch: Batch, scheduler: Scheduler, cache: PagedKV) -> GraphFlight:
         moved = self.model.refresh()
-        moved |= self.state.set_rules(self.rules.table)
+        moved |= self.state.rules.follow(self.rules)
         self.graphs.follow(cache.data.data_ptr(), moved)
         if batch.copy_from.size:
             elementwise.copy_pages(

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from podium.engines.rollout.native.blocks import BlockTables, IntArray
 from podium.engines.rollout.native.gpu.advance import read_inputs, record_tokens
+from podium.engines.rollout.native.gpu.rules import RuleTable
 from podium.engines.rollout.native.kv import to_device
 from podium.engines.rollout.native.slots import Slots
 from podium.engines.rollout.request import Array
@@ -56,8 +57,7 @@ class DeviceState:
         self.integers = dict(zip(_INTEGERS, self._integers, strict=True))
         self.floats = dict(zip(_FLOATS, self._floats, strict=True))
         self.table = torch.zeros(num_slots + 1, width, dtype=torch.int32, device=device)
-        self.rules = torch.zeros(4, vocab_size, dtype=torch.int8, device=device)
-        self._num_rules = 0
+        self.rules = RuleTable(vocab_size, device)
         self._ring_tokens = torch.zeros(num_slots + 1, RING, dtype=torch.int64, device=device)
         self._ring_log_probs = torch.zeros(2, num_slots + 1, RING, dtype=torch.float32, device=device)
 
@@ -82,18 +82,6 @@ class DeviceState:
         rows = to_device(tables.table[members, :width].astype(np.int32), self.device)
         self.table[:, :width].index_copy_(0, to_device(members, self.device), rows)
 
-    def set_rules(self, table: Array) -> bool:
-        """Take up new stopping rules; True when they moved in memory."""
-        if len(table) == self._num_rules:
-            return False
-        moved = len(table) > len(self.rules)
-        if moved:
-            self.rules = torch.zeros(2 * len(table), table.shape[1], dtype=torch.int8, device=self.device)
-            self._num_rules = 0
-        self.rules[self._num_rules : len(table)] = to_device(table[self._num_rules :], self.device)
-        self._num_rules = len(table)
-        return moved
-
     # ---- on the device
 
     def read_inputs(self, rows: Tensor, page_size: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -113,7 +101,7 @@ class DeviceState:
             known["written"],
             known["max_tokens"],
             known["rule"],
-            self.rules,
+            self.rules.data,
             (self._ring_tokens, self._ring_log_probs[0], self._ring_log_probs[1]),
         )
 

@@ -15,6 +15,7 @@ from podium.engines.rollout.base import Completion, SamplingParams, StopReason
 from podium.engines.rollout.native import engine as engine_module
 from podium.engines.rollout.native.engine import NativeEngine
 from podium.engines.rollout.native.gpu.graphs import Graphs
+from podium.engines.rollout.native.gpu.rules import RuleTable
 from podium.engines.rollout.native.gpu.runner import WINDOW, GraphRunner
 from podium.engines.rollout.native.lean import LeanBody
 from podium.engines.rollout.native.runner import BatchRunner
@@ -113,6 +114,33 @@ def test_filters_and_stop_conditions_hold(
         ours, theirs = engine.generate(prompts, params, n=2), on_cpu.generate(prompts, params, n=2)
         assert tokens_of(ours) == tokens_of(theirs)
         assert [[c.stop_reason for c in g] for g in ours] == [[c.stop_reason for c in g] for g in theirs]
+
+
+def test_rows_of_stop_rules_are_used_again_and_a_table_that_moved_is_followed(
+    make_lm: Any, random_prompts: Any, text_tokenizer: PreTrainedTokenizerFast, device: torch.device
+) -> None:
+    prompts = random_prompts(8, longest=20, seed=4)
+    on_cpu = NativeEngine(make_lm(), RolloutConfig(max_num_seqs=16, kv_cache_gb=0.01), text_tokenizer)
+    engine = make_engine(make_lm(), device, text_tokenizer)
+    ends = engine.rules.eos_token_ids
+    engine.rules.__init__(engine.vocab_size, ends, text_tokenizer, num_rows=2)  # type: ignore[misc]  # in its place
+    graph_runner(engine).state.rules = RuleTable(engine.vocab_size, device, num_rows=2)
+
+    def together(start: int, count: int) -> None:
+        """So many requests at once, each with conditions of its own; they end where the CPU's end."""
+        rules = [SamplingParams(max_tokens=20, stop_token_ids=(start + 3 * k, start + 3 * k + 1)) for k in range(count)]
+        ours = [engine.submit(prompt, params) for prompt, params in zip(prompts, rules, strict=False)]
+        while not all(request.done for request in ours):
+            engine.step()
+        for request, prompt, params in zip(ours, prompts, rules, strict=False):
+            assert request.result().token_ids == on_cpu.generate([prompt], params, seeds=[0])[0][0].token_ids
+
+    for start in range(10, 40, 6):
+        together(start, count=2)
+    assert len(engine.rules.table) == 2, "used again"
+    together(11, count=8)
+    assert len(engine.rules.table) == len(graph_runner(engine).state.rules.data) == 8
+    together(37, count=3)
 
 
 def test_preemption_and_long_prompts_do_not_change_the_samples(
