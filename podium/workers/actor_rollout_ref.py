@@ -123,7 +123,13 @@ class ActorRolloutRefWorker(Profiled):
         probe = make_probe(self.train_engine)
         if isinstance(self.rollout_engine, HostedEngine):
             self.rollout_engine.wake()
-        return publish(self.train_engine, self.rollout_engine, version, probe=probe).metrics()
+        published = publish(self.train_engine, self.rollout_engine, version, probe=probe)
+        self._rest()
+        return published.metrics()
+
+    def _rest(self) -> None:
+        """Until the samples are there the trainer is not needed; a rollout engine may run on its very weights."""
+        self.train_engine.offload(keep_weights=self.rollout_engine.module is self.train_engine.module)
 
     @register(Dispatch.RANK_ZERO)
     def cost_factor(self) -> float:
@@ -138,7 +144,10 @@ class ActorRolloutRefWorker(Profiled):
 
     @register(Dispatch.DP_COMPUTE_PROTO)
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
-        return self.reference.compute_ref_log_prob(data)
+        output = self.reference.compute_ref_log_prob(data)
+        if self.reference.engine is not self.train_engine:
+            self.reference.engine.offload()
+        return output
 
     @register(Dispatch.DP_COMPUTE_PROTO)
     def compute_mean_hidden(self, data: DataProto) -> DataProto:
@@ -168,6 +177,7 @@ class ActorRolloutRefWorker(Profiled):
         model = ModelFiles.of(self.train_engine, self.processor or self.tokenizer, target)
         save_rng(target, self.rank)
         self.writer.save(self.train_engine, target / "actor", background, model)
+        self._rest()
 
     @register(Dispatch.ONE_TO_ALL)
     def checkpoint_written(self) -> bool:

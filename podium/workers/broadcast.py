@@ -52,8 +52,7 @@ def meet(store: Any, rank: int, size: int, device: torch.device, timeout_s: floa
     _tell_all(store, "here", rank, size, "", timeout_s)
     trouble, channel = "", None
     try:
-        channel = GroupChannel(store, rank, size, device, min(timeout_s, FORM_LIMIT_S))
-        channel.greet(timeout_s)
+        channel = GroupChannel(store, rank, size, device, timeout_s, FORM_LIMIT_S)
     except (RuntimeError, ValueError) as error:
         order = int(store.add("troubles", 1))  # whoever fails makes the others fail later, and of another cause
         trouble = f"{order:06d} {type(error).__name__}: {str(error).splitlines()[0][:200]}"

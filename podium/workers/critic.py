@@ -53,7 +53,9 @@ class CriticWorker(Worker):
 
     @register(Dispatch.DP_COMPUTE_PROTO)
     def compute_values(self, data: DataProto) -> DataProto:
-        return DataProto.from_dict({"values": self.engine.values(data) * data.tensors()["response_mask"]})
+        values = self.engine.values(data) * data.tensors()["response_mask"]
+        self.engine.offload()
+        return DataProto.from_dict({"values": values})
 
     @register(Dispatch.DP_COMPUTE_METRIC)
     def update_critic(self, data: DataProto) -> Metrics:
@@ -61,7 +63,9 @@ class CriticWorker(Worker):
         epochs = self.config.critic.ppo_epochs
         assert epochs is not None, "resolved by load_config"
         steps = optimizer_steps(data, epochs, self.config.actor_rollout_ref.actor.shuffle, data.meta_info["seed"])
-        return run_updates(steps, self._update_step, "critic")
+        metrics = run_updates(steps, self._update_step, "critic")
+        self.engine.offload()
+        return metrics
 
     @register(Dispatch.ONE_TO_ALL)
     def why_skipped(self) -> Culprit | None:
@@ -88,6 +92,7 @@ class CriticWorker(Worker):
     def save_checkpoint(self, folder: str, background: bool = False) -> None:
         """Write the state; in the background, `checkpoint_written` tells when it is done."""
         self.writer.save(self.engine, Path(folder) / "critic", background)
+        self.engine.offload()
 
     @register(Dispatch.ONE_TO_ALL)
     def checkpoint_written(self) -> bool:

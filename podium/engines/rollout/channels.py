@@ -94,27 +94,31 @@ class Channel(ABC):
 class GroupChannel(Channel):
     """A process group of its own, beside any other the processes are in: gloo for words, NCCL for a GPU's bytes.
 
-    They meet in `store`, a torch.distributed store that all of them reach.
+    They meet in `store`, a torch.distributed store that all of them reach, and have `form_limit_s` to connect.
     """
 
     def __init__(
-        self, store: Any, rank: int, size: int, device: torch.device | str = "cpu", timeout_s: float = 300.0
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        device: torch.device | str = "cpu",
+        timeout_s: float = 300.0,
+        form_limit_s: float | None = None,
     ) -> None:
         super().__init__(rank, size, torch.device(device), timeout_s)
         limit = timedelta(seconds=timeout_s)
-        self._words: Any = dist.ProcessGroupGloo(PrefixStore("words", store), rank, size, limit)
+        forming = limit if form_limit_s is None else min(limit, timedelta(seconds=form_limit_s))
+        self._words: Any = dist.ProcessGroupGloo(PrefixStore("words", store), rank, size, forming)
         self._bytes: Any = self._words
         if self.device.type == "cuda":
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = limit
             self._bytes = dist.ProcessGroupNCCL(PrefixStore("bytes", store), rank, size, options)
 
-    def greet(self, timeout_s: float) -> None:
-        """Prove that bytes come through, which connects those who are not yet; each wait may then take `timeout_s`."""
-        for group, device in ((self._words, "cpu"), (self._bytes, self.device)):
-            group.broadcast(torch.zeros(1, device=device), 0).wait()
-            group._set_default_timeout(timedelta(seconds=timeout_s))
-        self.timeout_s = timeout_s
+        for group, place in ((self._words, "cpu"), (self._bytes, self.device)):
+            group.broadcast(torch.zeros(1, device=place), 0).wait()  # NCCL connects with its first bytes
+        self._words._set_default_timeout(limit)
 
     def _say(self, message: Message, data: Tensor | None) -> None:
         words = _encode(message)

@@ -88,8 +88,8 @@ class TrainEngine(Protocol):
 
     def load(self, folder: Path) -> None: ...
 
-    def offload(self) -> None:
-        """Make room on the device, as far as the configuration allows."""
+    def offload(self, keep_weights: bool = False) -> None:
+        """The engine rests: make room on the device, as far as the configuration allows, until its next use."""
 
     def onload(self) -> None: ...
 

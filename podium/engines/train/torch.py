@@ -321,19 +321,22 @@ class TorchEngine:
 
     # ---- memory
 
-    def offload(self) -> None:
-        """Move to host memory what `fsdp.param_offload` and `optimizer_offload` name; the next use brings it back."""
-        self._offloaded = True
-        self._move(torch.device("cpu"))
+    def offload(self, keep_weights: bool = False) -> None:
+        """The engine rests: move to host memory what `fsdp.param_offload` and `optimizer_offload` name, until its next
+        use. `keep_weights`: somebody else computes with the module meanwhile."""
+        weights = self.fsdp.param_offload and not keep_weights
+        if weights or self.fsdp.optimizer_offload:
+            self._offloaded = True
+            self._move(torch.device("cpu"), weights)
 
     def onload(self) -> None:
         self._offloaded = False
-        self._move(self.device)
+        self._move(self.device, self.fsdp.param_offload)
 
-    def _move(self, device: torch.device) -> None:
+    def _move(self, device: torch.device, weights: bool) -> None:
         if self.device.type == "cpu":
             return
-        if self.fsdp.param_offload:
+        if weights:
             self.placed.move(device)
         if self.fsdp.optimizer_offload and self.optimizer is not None:
             move_optimizer_state(self.optimizer, device)
