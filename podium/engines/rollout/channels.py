@@ -115,9 +115,12 @@ class GroupChannel(Channel):
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = limit
             self._bytes = dist.ProcessGroupNCCL(PrefixStore("bytes", store), rank, size, options)
+        self._greet(limit)
 
-        for group, place in ((self._words, "cpu"), (self._bytes, self.device)):
-            group.broadcast(torch.zeros(1, device=place), 0).wait()  # NCCL connects with its first bytes
+    def _greet(self, limit: timedelta) -> None:
+        """Bytes come through; from now on every wait has the same limit."""
+        self._words.broadcast(torch.zeros(1), 0).wait()
+        self._bytes.broadcast(torch.zeros(1, device=self.device), 0).wait()  # NCCL connects with its first bytes
         self._words._set_default_timeout(limit)
 
     def _say(self, message: Message, data: Tensor | None) -> None:

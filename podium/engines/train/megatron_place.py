@@ -111,8 +111,12 @@ class TensorParallelModel(PlacedModel):
 
     # ---- under Hugging Face names
 
-    def unmerged(self) -> None:
-        """Its weights lie in other tensors than the Hugging Face module's."""
+    def unmerged(self) -> dict[str, Tensor]:
+        weights = self.named_weights()
+        return {
+            name: self.shown(name, piece.read(weights[self.path(piece)].detach()))
+            for name, piece in self.pieces.items()
+        }
 
     def stream(self, dtype: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
         weights = dict(self.root.named_parameters()) if dtype == self.dtype else self.named_weights()
