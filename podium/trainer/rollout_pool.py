@@ -32,6 +32,9 @@ class Workers(Protocol):
     def lost(self, failure: PodiumError) -> None:
         """Raises the failure unless they are to be replaced."""
 
+    def say(self, text: str) -> None:
+        """Tell the user."""
+
 
 class PoolLost(Exception):
     """Workers of the pool died or fell silent: `failure` says how. The trainer's may still be waiting for them."""
@@ -82,7 +85,9 @@ class RolloutPool:
 
     def _connect(self) -> None:
         joined = self.rollout.join_channel(self.actor.offer_channel())
-        self._together(self.actor.future_of("join_channel", 1 + self.world_size), joined)
+        for note in self._together(self.actor.future_of("join_channel", 1 + self.world_size), joined):
+            if note:
+                self.workers.say(note)
 
     def _publish(self, version: int) -> Metrics:
         received = self.rollout.receive()

@@ -47,6 +47,13 @@ class RolloutWorkers:
         trainer.recorder.workers_failed(failure, DECISION)
         trainer.recorder.console.message(f"{str(failure).splitlines()[0]}; starting new rollout workers")
 
+    def say(self, text: str) -> None:
+        recorder = self.trainer.recorder
+        if self.trainer.resume_point is None:  # the record has not begun
+            recorder.announcements.append(text)
+        else:
+            recorder.say_once(text)
+
 
 def make_rollout_pool(trainer: Any) -> RolloutPool:
     return RolloutPool(trainer.actor_rollout_wg, RolloutWorkers(trainer), num_kept_versions(trainer.config) > 0)

@@ -94,11 +94,12 @@ class ActorRolloutRefWorker(Profiled):
         return self.offer.meeting
 
     @register(Dispatch.ONE_TO_ALL)
-    def join_channel(self, size: int) -> None:
-        """Meet them; the other ranks only help to gather weights."""
+    def join_channel(self, size: int) -> str:
+        """Meet them; the other ranks only help to gather weights. What the user should know of the way, if anything."""
         limit_s = self.config.trainer.worker_timeout_s
         channel = self.offer.join(size, self.device, limit_s) if self.rank == 0 else None
         self.rollout_engine = RemoteEngines(channel, self.kept, all_ranks_well)
+        return channel.note if channel is not None else ""
 
     @register(Dispatch.RANK_ZERO)
     def resend(self, version: int) -> None:

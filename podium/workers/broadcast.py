@@ -59,11 +59,13 @@ def meet(store: Any, rank: int, size: int, device: torch.device, timeout_s: floa
     troubles = _tell_all(store, "formed", rank, size, trouble, timeout_s)
     if channel is not None and not any(troubles):
         return channel
+    text, first = min((text, each) for each, text in enumerate(troubles) if text)
+    who = "the trainer" if first == 0 else f"rollout worker {first - 1}"
+    fallback = StoreChannel(PrefixStore("channel", store), rank, size, device, timeout_s)
+    fallback.note = f"weights go through a store, which is slow: {who} formed no process group ({text[7:]})"
     if rank == 0:
-        text, first = min((text, each) for each, text in enumerate(troubles) if text)
-        who = "the trainer" if first == 0 else f"rollout worker {first - 1}"
-        log.warning("weights go through a store, which is slow: %s formed no process group (%s)", who, text[7:])
-    return StoreChannel(PrefixStore("channel", store), rank, size, device, timeout_s)
+        log.warning("%s", fallback.note)
+    return fallback
 
 
 def _tell_all(store: Any, what: str, rank: int, size: int, text: str, timeout_s: float) -> list[str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from podium.checks.cluster import check_room, compare_nodes
+from podium.checks.cluster import check_folder, check_room, compare_nodes
 from podium.config import load_config
 from podium.single_controller.runtime import ensure_ray, shutdown_ray
 from podium.single_controller.survey import NodeFacts, look_around
@@ -24,6 +26,16 @@ def test_a_node_with_another_version_a_closed_port_or_no_answer_is_a_problem() -
     assert version.level == "problem" and "torch 2.9.0 (here " in version.text and "pip install" in version.fix
     assert port.level == "problem" and "Permission denied" in port.text
     assert silent.level == "problem" and "the node left" in silent.text
+
+
+def test_several_nodes_are_told_that_they_need_a_common_disk(tmp_path: Path) -> None:
+    words = [f"trainer.default_local_dir={tmp_path}", "trainer.runtime=ray"]
+    for nodes, wanted in ((1, ["ok"]), (2, ["ok", "note"])):
+        config = load_config(None, words)
+        config.trainer.nnodes = nodes
+        found = list(check_folder(config, model_gb=0.0))
+        assert [finding.level for finding in found] == wanted
+    assert "on a disk that all nodes see" in found[-1].fix
 
 
 @pytest.mark.slow

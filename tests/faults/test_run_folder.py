@@ -20,13 +20,15 @@ def test_a_second_run_in_the_folder_of_a_live_one_is_refused(
     tmp_path: Path, golden: Callable[..., list[dict[str, Any]]]
 ) -> None:
     first = start(tmp_path / "run", *WORDS, faults=(Fault("gen", nth=3, signum=signal.SIGSTOP),))
-    wait_until_stopped(first.pid)
-    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
-    assert train(tmp_path / "run", *WORDS) == 2
-    said = " ".join((tmp_path / "run.out").read_text().split())
-    assert f"another process trains in {tmp_path / 'run'} now (process {first.pid} on " in said
-    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
-    os.kill(first.pid, signal.SIGCONT)
+    try:
+        wait_until_stopped(first.pid)
+        before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+        assert train(tmp_path / "run", *WORDS) == 2
+        said = " ".join((tmp_path / "run.out").read_text().split())
+        assert f"another process trains in {tmp_path / 'run'} now (process {first.pid} on " in said
+        assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+    finally:
+        os.kill(first.pid, signal.SIGCONT)
     assert finish(first) == 0
     assert without_clocks(read_metrics(tmp_path / "run")) == golden(*WORDS)
     assert "failed" not in [event["kind"] for event in read_events(tmp_path / "run")]

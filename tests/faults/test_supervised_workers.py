@@ -104,7 +104,7 @@ def test_a_killed_worker_on_ray_is_replaced_and_the_run_goes_on_from_its_checkpo
 
     words = ["trainer.runtime=ray", "trainer.n_gpus_per_node=2", "trainer.save_freq=2"]
     at_update(3, kill)
-    assert [step["step"] for step in run("rm", tmp_path / "run", *words)] == [1, 2, 3, 4, 5]
+    assert [step["step"] for step in run("rm", tmp_path / "run", *words)] == [0, 1, 2, 3, 4, 5]
     events = read_events(tmp_path / "run")
     (failed,) = (e for e in events if e["kind"] == "workers_failed")
     assert "rank 1, failed in update(): its process is gone" in failed["reason"]

@@ -64,7 +64,8 @@ class Play:
         return "there"
 
     def future_of(self, method: str, *args: Any) -> Told:
-        return self._told(method, *args)
+        told = self._told(method, *args)
+        return Told(["", "slow"]) if told.outcome == ("join_channel", 3) else told
 
     def answers(self, within_s: float) -> bool:
         return self.is_free
@@ -90,6 +91,9 @@ class Play:
 
     def end(self) -> None:
         self.story.append(("end",))
+
+    def say(self, text: str) -> None:
+        self.story.append(("say", text))
 
     def lost(self, failure: PodiumError) -> None:
         self.story.append(("lost", failure))
@@ -117,6 +121,7 @@ def test_requests_of_lost_workers_are_issued_again_behind_the_same_weights(failu
         ("lost", failure),
         ("start",),
         ("join_channel", 3),
+        ("say", "slow"),
         ("publish", 3),
         ("generate", "A"),
     ]
@@ -152,7 +157,7 @@ def test_samples_made_ahead_are_drawn_again_from_the_weights_they_were_drawn_fro
     newer = pool.generate_sequences("C")
     play.story.clear()
     pool.publish(3)
-    again = play.story[play.story.index(("join_channel", 3)) + 1 :]
+    again = play.story[play.story.index(("say", "slow")) + 1 :]
     assert again == [("resend", 1), ("generate", "B"), ("resend", 2), ("generate", "C"), ("publish", 3)]
     assert [future.get() for future in (done, older, newer)] == ["A", "B", "C"]
 
@@ -244,8 +249,10 @@ class Trainer:
         self.recorder = SimpleNamespace(
             workers_failed=lambda failure, decision: self.events.append((failure, decision)),
             console=SimpleNamespace(message=self.said.append),
+            announcements=[],
         )
         self.heartbeats: list[Any] = []
+        self.resume_point: object | None = None
 
 
 def test_a_loss_counts_against_the_restarts_of_the_run_and_is_written_down() -> None:
@@ -283,6 +290,16 @@ def test_the_end_of_a_group_is_not_reported_as_its_death() -> None:
     workers.group = group
     workers.end()
     assert story == ["heartbeat ends", "group ends"] and trainer.heartbeats == [other]
+
+
+def test_what_the_user_should_know_is_said_when_there_is_somebody_to_say_it_to() -> None:
+    trainer = Trainer()
+    trainer.recorder.say_once = trainer.said.append
+    RolloutWorkers(trainer).say("slow")
+    assert trainer.recorder.announcements == ["slow"] and trainer.said == [], "for the start of the record"
+    trainer.resume_point = object()
+    RolloutWorkers(trainer).say("slower")
+    assert trainer.said == ["slower"]
 
 
 def test_the_event_names_role_and_rank(tmp_path: Path) -> None:

@@ -73,6 +73,7 @@ def test_when_one_end_cannot_all_of_them_use_the_store_and_one_line_says_so(
     assert said == [
         f"weights go through a store, which is slow: {who} formed no process group (RuntimeError: no route to host)"
     ]
+    assert {end.note for end in channels} == set(said), "for the console"
     assert talk(channels) == [{"got": "bucket", "sum": 5, "rank": each} for each in (1, 2)]
 
 

@@ -29,6 +29,9 @@ PIECE_BYTES = 4 << 20
 class Channel(ABC):
     """Rank 0 is the trainer; ranks 1 to `size` - 1 are rollout processes. `device`: where bytes are sent and wanted."""
 
+    note: str = ""
+    """What whoever waits for it should know of this way."""
+
     def __init__(self, rank: int, size: int, device: torch.device, timeout_s: float) -> None:
         self.rank, self.size, self.device, self.timeout_s = rank, size, device, timeout_s
 
