@@ -230,8 +230,13 @@ def _check_probe(train_engine: WeightSource, rollout_engine: Receiver, probe: Pr
     if tolerance is None:
         is_float32 = next(train_engine.module.parameters()).dtype == torch.float32
         tolerance = FLOAT32_TOLERANCE if is_float32 else HALF_TOLERANCE
-    if not difference <= tolerance:
+    fits = difference <= tolerance
+    if isinstance(rollout_engine, RemoteEngines):
+        fits = rollout_engine.all_well(fits)  # rank 0 alone hears the engines, and all ranks look for the tensor
+    if not fits:
         culprit = _first_difference(train_engine, rollout_engine)
+        if isinstance(rollout_engine, RemoteEngines) and rollout_engine.channel is None:
+            return difference  # rank 0 says it
         reason = (
             _differs(culprit, rollout_engine.version)
             if culprit is not None

@@ -241,6 +241,17 @@ def test_a_rank_without_a_channel_helps_to_gather_and_checks_nothing(trainer: To
     assert done.mode == "broadcast" and done.num_tensors > 10 and done.probe_difference == 0.0
 
 
+def test_ranks_without_a_channel_help_to_find_the_tensor_that_rank_0_misses(
+    trainer: TorchEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Naming it gathers the weights again; rank 0 alone would wait for the others without end."""
+    streams, weights = [], trainer.weights
+    monkeypatch.setattr(trainer, "weights", lambda *args: streams.append(args) or weights(*args))  # type: ignore[func-returns-value]
+    votes = iter([True, False])  # all could send; rank 0 heard other log-probs
+    publish(trainer, RemoteEngines(None, all_well=lambda well: next(votes)), 1, probe=make_probe(trainer))
+    assert len(streams) == 3, "one for the publish, two to find the tensor"
+
+
 def test_a_store_is_left_empty(trainer: TorchEngine) -> None:
     ends = connect(StoreChannel, 2)
     store: Any = ends[0].store  # type: ignore[attr-defined]
