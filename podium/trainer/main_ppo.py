@@ -26,8 +26,7 @@ from podium.single_controller.runtime import dashboard_address, ensure_ray
 from podium.single_controller.supervise import FailurePolicy
 from podium.trainer.ray_trainer import RayPPOTrainer
 from podium.trainer.requirements import needs_reference_policy, settle_critic
-from podium.trainer.restarts import deserves_restart, run_with_restarts
-from podium.trainer.shared_folder import unseen_folder_notes
+from podium.trainer.restarts import attempt, run_with_restarts
 from podium.trainer.stopping import StopSignals
 from podium.workers.actor_rollout_ref import ActorRolloutRefWorker
 from podium.workers.critic import CriticWorker
@@ -52,20 +51,10 @@ def run_once(
     """
     trainer = build_trainer(config)
     trainer.stopping, trainer.is_restart, trainer.failure_policy = stopping, before is not None, policy
-    try:
-        if config.trainer.runtime == "ray":  # it takes a while; the console shows nothing else until then
-            count = config.trainer.nnodes * config.trainer.n_gpus_per_node
-            trainer.recorder.console.message(f"starting Ray workers: {count}")
-        trainer.init_workers()
-        trainer.recorder.announcements += unseen_folder_notes(config.trainer, trainer.actor_rollout_wg)
-        trainer.fit()
-    except PodiumError as failure:
-        if not deserves_restart(failure, trainer, stopping, policy):
-            raise
-        return failure
-    finally:
-        trainer.shutdown()
-    return None
+    if config.trainer.runtime == "ray":  # it takes a while; the console shows nothing else until then
+        count = config.trainer.nnodes * config.trainer.n_gpus_per_node
+        trainer.recorder.console.message(f"starting Ray workers: {count}")
+    return attempt(trainer, config.trainer, stopping, policy, lambda: trainer.actor_rollout_wg)
 
 
 def build_trainer(config: Config) -> RayPPOTrainer:

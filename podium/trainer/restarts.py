@@ -11,9 +11,11 @@ from typing import Protocol
 
 from podium.config.schema import TrainerConfig
 from podium.errors import PodiumError
+from podium.single_controller.group import WorkerGroup
 from podium.single_controller.supervise import Decision, FailurePolicy, RestartGroup, is_lost
 from podium.trainer.recorder import Recorder
 from podium.trainer.saving import CheckpointSaver
+from podium.trainer.shared_folder import unseen_folder_notes
 from podium.trainer.stopping import RunStopped, StopSignals
 
 Attempt = Callable[[StopSignals, FailurePolicy, PodiumError | None], PodiumError | None]
@@ -31,18 +33,50 @@ class Recorded(Protocol):
     def saver(self) -> CheckpointSaver: ...
 
 
-def run_with_restarts(settings: TrainerConfig, attempt: Attempt) -> int:
+class Trainer(Recorded, Protocol):
+    """The part of a trainer that an attempt needs."""
+
+    def init_workers(self) -> None: ...
+
+    def fit(self) -> None: ...
+
+    def shutdown(self) -> None: ...
+
+
+def run_with_restarts(settings: TrainerConfig, run_once: Attempt) -> int:
     """The exit code of a run, after as many attempts as `trainer.max_restarts` allows."""
     policy = RestartGroup(settings.max_restarts)
     failure: PodiumError | None = None
     with StopSignals(settings) as stopping:
         while True:
             try:
-                failure = attempt(stopping, policy, failure)
+                failure = run_once(stopping, policy, failure)
             except RunStopped as stop:
                 return stop.exit_code
             if failure is None:
                 return 0
+
+
+def attempt(
+    trainer: Trainer,
+    settings: TrainerConfig,
+    stopping: StopSignals,
+    policy: FailurePolicy,
+    workers: Callable[[], WorkerGroup],
+) -> PodiumError | None:
+    """Trains to the end; the failure, when workers were lost and the policy wants new ones. `workers`: the training's,
+    once they have started."""
+    try:
+        trainer.init_workers()
+        trainer.recorder.announcements += unseen_folder_notes(settings, workers())
+        trainer.fit()
+    except PodiumError as failure:
+        if not deserves_restart(failure, trainer, stopping, policy):
+            raise
+        return failure
+    finally:
+        trainer.shutdown()
+    return None
 
 
 def deserves_restart(failure: PodiumError, trainer: Recorded, stopping: StopSignals, policy: FailurePolicy) -> bool:

@@ -43,10 +43,9 @@ from podium.trainer.limits import StepLimits
 from podium.trainer.main_ppo import resolve_device
 from podium.trainer.metrics import memory_metrics
 from podium.trainer.recorder import Recorder
-from podium.trainer.restarts import deserves_restart, run_with_restarts
+from podium.trainer.restarts import attempt, run_with_restarts
 from podium.trainer.resume import ResumePoint
 from podium.trainer.saving import CheckpointSaver, next_folder, open_store
-from podium.trainer.shared_folder import unseen_folder_notes
 from podium.trainer.stopping import RunStopped, StopSignals, stoppable
 from podium.workers.supervised import RewardTrainingWorker, SFTWorker, SupervisedWorker
 
@@ -77,17 +76,7 @@ def run_once(
 ) -> PodiumError | None:
     """One attempt; see restarts.py."""
     trainer = SupervisedTrainer(config, job, stopping, is_restart=before is not None)
-    try:
-        trainer.init_workers()
-        trainer.recorder.announcements += unseen_folder_notes(config.trainer, trainer.workers)
-        trainer.fit()
-    except PodiumError as failure:
-        if not deserves_restart(failure, trainer, stopping, policy):
-            raise
-        return failure
-    finally:
-        trainer.shutdown()
-    return None
+    return attempt(trainer, config.trainer, stopping, policy, lambda: trainer.workers)
 
 
 def start_workers(config: SupervisedConfig, job: Job, total_steps: int, use_gpu: bool) -> WorkerGroup:

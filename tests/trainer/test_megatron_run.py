@@ -4,24 +4,14 @@ learning, and a run that is killed and goes on."""
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from safetensors.torch import load_file
+from strategy_runs import ACTOR, Run, check_that_a_killed_run_learns_as_an_unbroken_one, check_that_two_train_as_one
 
 from podium.single_controller import shutdown_ray
-from podium.tracking import read_metrics
 
-Run = Callable[..., list[dict[str, Any]]]
-ACTOR = "actor_rollout_ref.actor"
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("megatron") is None, reason="needs podium[megatron]"),
     pytest.mark.timeout(3600),
@@ -49,62 +39,9 @@ TOGETHER = [
     ids=["grpo, three mini-batches", "ppo with KL loss"],
 )
 def test_two_workers_train_the_same_parameters_as_one(run: Run, tmp_path: Path, words: list[str]) -> None:
-    words = [*words, "trainer.save_freq=1", f"{ACTOR}.optim.lr=1e-4"]
-    alone = run(*words, folder="alone")
-    together = run(*words, *TOGETHER, folder="together")
-    assert together[0]["critic/score/mean"] == alone[0]["critic/score/mean"], "the same samples"
-    for name in ("actor/pg_loss", "actor/grad_norm", "actor/entropy"):
-        assert together[0][name] == pytest.approx(alone[0][name], abs=1e-5), name
-    one, two = (
-        load_file(tmp_path / folder / "checkpoints" / "global_step_1" / "hf" / "model.safetensors")
-        for folder in ("alone", "together")
-    )
-    assert one.keys() == two.keys()
     # AdamW makes a share of its rate (1e-4) of how tiny gradients are rounded
-    assert max(float((one[name] - two[name]).abs().max()) for name in one) < 3e-5
-    on_one = run(*words, "trainer.total_training_steps=3", folder="together")
-    assert on_one[-1]["step"] == 3, "goes on with one worker and without Megatron"
-
-
-LEARN = [
-    *("data.train_files=[task:addition]", "data.val_files=[task:addition?rows=128]", "data.train_batch_size=32"),
-    *("data.max_prompt_length=64", "data.max_response_length=8", "actor_rollout_ref.rollout.n=16"),
-    *("actor_rollout_ref.rollout.kv_cache_gb=0.1", f"{ACTOR}.optim.lr=4e-4"),
-    *("trainer.total_training_steps=16", "trainer.test_freq=16", "trainer.save_freq=4", "trainer.max_ckpt_to_keep=2"),
-    *("trainer.logger=[]", "trainer.async_save=false"),
-]
-CLOCKS = ("timing", "perf/", "publish/seconds")
-
-
-def start(folder: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "podium.cli.main", "train", *LEARN, *TOGETHER]
-    with Path(f"{folder}.out").open("ab") as output:
-        return subprocess.Popen(
-            [*command, f"trainer.default_local_dir={folder}"], stdout=output, stderr=output, env=dict(os.environ)
-        )
-
-
-def without_clocks(folder: Path) -> list[dict[str, Any]]:
-    return [{k: v for k, v in step.items() if not k.startswith(CLOCKS)} for step in read_metrics(folder)]
-
-
-def steps_done(folder: Path) -> int:
-    path = folder / "metrics.jsonl"
-    lines = path.read_text().splitlines() if path.is_file() else []
-    return max((json.loads(line).get("step", 0) for line in lines if line.endswith("}")), default=0)
+    check_that_two_train_as_one(run, tmp_path, words, TOGETHER, within=3e-5)
 
 
 def test_a_run_learns_and_goes_on_after_a_kill_with_the_metrics_of_an_unbroken_one(tmp_path: Path) -> None:
-    assert start(tmp_path / "golden").wait(1500) == 0, (tmp_path / "golden.out").read_text()[-3000:]
-    golden = without_clocks(tmp_path / "golden")
-    scores = [v for step in read_metrics(tmp_path / "golden") for k, v in step.items() if k.startswith("val-core/")]
-    print(f"validation {scores}")
-    assert scores[-1] > scores[0] + 0.15
-
-    child = start(tmp_path / "run")
-    while steps_done(tmp_path / "run") < 6 and child.poll() is None:
-        time.sleep(0.1)
-    child.send_signal(signal.SIGKILL)
-    assert child.wait(300) == -signal.SIGKILL, (tmp_path / "run.out").read_text()[-3000:]
-    assert start(tmp_path / "run").wait(1500) == 0, (tmp_path / "run.out").read_text()[-3000:]
-    assert without_clocks(tmp_path / "run") == golden
+    check_that_a_killed_run_learns_as_an_unbroken_one(tmp_path, TOGETHER)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from podium.engines.train.logprobs import chunked_log_probs
+from podium.engines.train.logprobs import HeadOutputs, chunked_log_probs
 from podium.engines.train.packing import Pack
 from podium.models.load import backbone, logit_transform
 from podium.models.lora import head_parameters
@@ -57,9 +57,10 @@ class PackedModel(nn.Module):
             with_sum_pi_squared=with_sum_pi_squared,
             transform=logit_transform(self.model),
         )
-        named = {
-            "log_probs": outputs.log_probs,
-            "entropy": outputs.entropy,
-            "sum_pi_squared": outputs.sum_pi_squared,
-        }
-        return {name: pack.spread(per_token) for name, per_token in named.items() if per_token is not None}
+        return spread(outputs, pack)
+
+
+def spread(outputs: HeadOutputs, pack: Pack) -> dict[str, Tensor]:
+    """What a head gave, by name and row: [rows, R]."""
+    named = {"log_probs": outputs.log_probs, "entropy": outputs.entropy, "sum_pi_squared": outputs.sum_pi_squared}
+    return {name: pack.spread(per_token) for name, per_token in named.items() if per_token is not None}

@@ -15,6 +15,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from podium.engines.train.forward import spread
 from podium.engines.train.megatron_head import vocab_parallel_log_probs
 from podium.engines.train.megatron_names import Cut
 from podium.engines.train.packing import Pack
@@ -102,8 +103,7 @@ class MegatronModel(nn.Module):
             with_entropy=with_entropy,
             with_sum_pi_squared=with_sum_pi_squared,
         )
-        named = {"log_probs": outputs.log_probs, "entropy": outputs.entropy, "sum_pi_squared": outputs.sum_pi_squared}
-        return {name: pack.spread(per_token) for name, per_token in named.items() if per_token is not None}
+        return spread(outputs, pack)
 
     def _hidden(self, pack: Pack, in_parts: bool) -> Tensor:
         """The last hidden states [T, H] on every rank. `in_parts`: what follows gives each rank a part of their

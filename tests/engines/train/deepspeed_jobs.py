@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+import sharing_jobs
 import torch
-import torch.distributed as dist
 from rank_jobs import gathered, split
-from tensordict import TensorDict
+from sharing_jobs import Spoil
 from torch import Tensor
 from train_cases import make_batch, make_model, policy_loss, tokens, value_loss
 
 from podium.config.schema import DeepSpeedConfig, ModelConfig, OptimConfig
-from podium.engines.train.base import ModelOutputs
 from podium.engines.train.torch import TorchEngine
 from podium.errors import ConfigError
 from podium.metric import Metrics
@@ -93,67 +92,21 @@ def half(sizes: list[int], stage: int, offload: bool = False) -> dict[str, objec
     return {"before": before, "after": after, "rounded": rounded, "log_probs": scores}
 
 
-Spoil = Callable[[Tensor], Tensor]
-
-
-def not_a_number(loss: Tensor) -> Tensor:
-    return loss * float("nan")
-
-
-def infinite(loss: Tensor) -> Tensor:
-    """Not finite, and yet its gradients are."""
-    return loss + float("inf")
-
-
 def skip(sizes: list[int], stage: int, spoil: Spoil | None) -> tuple[list[dict[str, Tensor]], list[Metrics]]:
-    """A step, one that is spoilt on the last rank (None: that has nothing to learn from), another step."""
-    last = dist.get_world_size() - 1 if dist.is_initialized() else 0
-
-    def spoilt(outputs: ModelOutputs, rows: TensorDict) -> tuple[Tensor, Metrics]:
-        loss, metrics = policy_loss(outputs, rows)
-        mine = not dist.is_initialized() or dist.get_rank() == last
-        return spoil(loss) if mine and spoil is not None else loss, metrics
-
-    engine, rows = build(stage, make_model("qwen2")), split(make_batch(8), sizes)
-    weights, reports = [], []
-    for number in range(3):
-        count = 0.0 if number == 1 and spoil is None else tokens(rows)
-        reports.append(engine.update(rows, spoilt if number == 1 else policy_loss, count))
-        weights.append(gathered(engine))
-    assert engine.step_count == 2
-    return weights, reports
+    """On the last rank."""
+    return sharing_jobs.skip(partial(build, stage), sizes, spoil)
 
 
 def without_rows(sizes: list[int], stage: int) -> dict[str, Tensor]:
-    """Steps without a row on any rank, though something counts, before and after one with rows."""
-    engine, rows = build(stage, make_model("qwen2")), split(make_batch(8), sizes)
-    nobody, count = rows.slice(0, 0), 60.0 / (dist.get_world_size() if dist.is_initialized() else 1)
-    for part in (nobody, rows, nobody, rows):
-        metrics = engine.update(part, policy_loss, count)
-        assert metrics["skipped_updates"].result() == 0
-    assert engine.step_count == 4
-    return gathered(engine)
+    return sharing_jobs.without_rows(partial(build, stage), sizes)
 
 
 def save(sizes: list[int], stage: int, folder: Path, after: int = 2) -> dict[str, Tensor]:
-    engine, rows = build(stage, make_model("qwen2")), split(make_batch(8), sizes)
-    for step in range(4):
-        if step == after:
-            engine.save(folder)
-        engine.update(rows, policy_loss, tokens(rows))
-    return gathered(engine)
+    return sharing_jobs.save(partial(build, stage), sizes, folder, after)
 
 
 def load(sizes: list[int], stage: int, folder: Path, after: int = 2, used: bool = False) -> dict[str, Tensor]:
-    """Into an engine of other weights, perhaps one that has taken a step."""
-    engine, rows = build(stage, make_model("qwen2", 7)), split(make_batch(8), sizes)
-    if used:
-        engine.update(rows, policy_loss, tokens(rows))
-    engine.load(folder)
-    assert engine.step_count == after
-    for _ in range(4 - after):
-        engine.update(rows, policy_loss, tokens(rows))
-    return gathered(engine)
+    return sharing_jobs.load(partial(build, stage), sizes, folder, after, used)
 
 
 def refused(stage: int, kwargs: dict[str, object]) -> str:

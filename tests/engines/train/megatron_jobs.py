@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+import sharing_jobs
 import torch
 import torch.distributed as dist
 from rank_jobs import gathered, split
-from tensordict import TensorDict
+from sharing_jobs import Spoil
 from torch import Tensor
 from train_cases import make_batch, make_model, policy_loss, tokens, value_loss
 
 from podium.config.schema import FSDPConfig, MegatronConfig, ModelConfig, OptimConfig
-from podium.engines.train.base import ModelOutputs
 from podium.engines.train.logprobs import HeadOutputs
 from podium.engines.train.torch import TorchEngine
 from podium.errors import ConfigError, ModelError
@@ -159,67 +159,21 @@ def from_files(sizes: list[int], size: int, folder: Path) -> tuple[Tensor, dict[
     return engine.log_probs(rows, temperature=1.0)["log_probs"], gathered(engine)
 
 
-Spoil = Callable[[Tensor], Tensor]
-
-
-def not_a_number(loss: Tensor) -> Tensor:
-    return loss * float("nan")
-
-
-def infinite(loss: Tensor) -> Tensor:
-    """Not finite, and yet its gradients are."""
-    return loss + float("inf")
-
-
 def skip(sizes: list[int], size: int, spoil: Spoil | None) -> tuple[list[dict[str, Tensor]], list[Metrics]]:
-    """A step, one that is spoilt on the last group of ranks (None: that has nothing to learn from), another step."""
-    alone = not dist.is_initialized()
-    mine = alone or dist.get_rank() >= dist.get_world_size() - max(size, 1)
-
-    def spoilt(outputs: ModelOutputs, rows: TensorDict) -> tuple[Tensor, Metrics]:
-        loss, metrics = policy_loss(outputs, rows)
-        return spoil(loss) if mine and spoil is not None else loss, metrics
-
-    engine, rows = build(size, make_model("qwen2")), split(make_batch(8), sizes)
-    weights, reports = [], []
-    for number in range(3):
-        count = 0.0 if number == 1 and spoil is None else tokens(rows)
-        reports.append(engine.update(rows, spoilt if number == 1 else policy_loss, count))
-        weights.append(gathered(engine))
-    assert engine.step_count == 2
-    return weights, reports
+    """On the last group of ranks."""
+    return sharing_jobs.skip(partial(build, size), sizes, spoil, max(size, 1))
 
 
 def without_rows(sizes: list[int], size: int) -> dict[str, Tensor]:
-    """Steps without a row on any rank, though something counts, before and after one with rows."""
-    engine, rows = build(size, make_model("qwen2")), split(make_batch(8), sizes)
-    nobody, count = rows.slice(0, 0), 60.0 / (dist.get_world_size() if dist.is_initialized() else 1)
-    for part in (nobody, rows, nobody, rows):
-        metrics = engine.update(part, policy_loss, count)
-        assert metrics["skipped_updates"].result() == 0
-    assert engine.step_count == 4
-    return gathered(engine)
+    return sharing_jobs.without_rows(partial(build, size), sizes)
 
 
 def save(sizes: list[int], size: int, folder: Path, after: int = 2) -> dict[str, Tensor]:
-    engine, rows = build(size, make_model("qwen2")), split(make_batch(8), sizes)
-    for step in range(4):
-        if step == after:
-            engine.save(folder)
-        engine.update(rows, policy_loss, tokens(rows))
-    return gathered(engine)
+    return sharing_jobs.save(partial(build, size), sizes, folder, after)
 
 
 def load(sizes: list[int], size: int, folder: Path, after: int = 2, used: bool = False) -> dict[str, Tensor]:
-    """Into an engine of other weights, perhaps one that has taken a step."""
-    engine, rows = build(size, make_model("qwen2", 7)), split(make_batch(8), sizes)
-    if used:
-        engine.update(rows, policy_loss, tokens(rows))
-    engine.load(folder)
-    assert engine.step_count == after
-    for _ in range(4 - after):
-        engine.update(rows, policy_loss, tokens(rows))
-    return gathered(engine)
+    return sharing_jobs.load(partial(build, size), sizes, folder, after, used)
 
 
 def refused(family: str, size: int, words: tuple[str, ...]) -> str:

@@ -12,10 +12,8 @@ from deepspeed_jobs import (
     FORMS,
     critic,
     half,
-    infinite,
     load,
     lora,
-    not_a_number,
     refused,
     save,
     skip,
@@ -24,6 +22,7 @@ from deepspeed_jobs import (
     without_rows,
 )
 from rank_jobs import many, run_ranks
+from sharing_jobs import infinite, not_a_number
 from torch import Tensor
 
 from podium.config.schema import OptimConfig

@@ -13,9 +13,7 @@ from megatron_jobs import (
     critic,
     from_files,
     half,
-    infinite,
     load,
-    not_a_number,
     refused,
     save,
     skip,
@@ -24,6 +22,7 @@ from megatron_jobs import (
     without_rows,
 )
 from rank_jobs import many, run_ranks
+from sharing_jobs import infinite, not_a_number
 from torch import Tensor
 from train_cases import make_plain
 
