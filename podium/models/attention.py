@@ -180,6 +180,14 @@ class PackedAttention:
         return self._masks[entry]
 
 
+def window_of(attention: Any) -> int | None:
+    """Tokens that a module's attention reaches back, None: all; Mistral has one number for all layers."""
+    config = attention.config
+    default = getattr(config, "sliding_window", None) if config.model_type == "mistral" else None
+    window: int | None = getattr(attention, "sliding_window", default)
+    return window
+
+
 def varlen_attention(
     q: Tensor,  # [tokens, heads, D]
     k: Tensor,

@@ -24,6 +24,7 @@ from podium.engines.train.megatron_cpu import run_without_cuda
 from podium.engines.train.megatron_model import MegatronModel, Norm, PlannedAttention
 from podium.engines.train.megatron_names import Cut
 from podium.errors import ConfigError
+from podium.models.attention import window_of
 from podium.models.load import backbone
 from podium.models.value import ValueModel
 
@@ -54,7 +55,7 @@ def build(
         pg_collection=megatron.groups(mesh),
     )
     for layer, theirs in zip(gpt.decoder.layers, layers, strict=True):
-        layer.self_attention.core_attention.window = _window(theirs.self_attn, config)
+        layer.self_attention.core_attention.window = window_of(theirs.self_attn)
         if body.is_gradient_checkpointing:
             _recompute(layer)
     root = MegatronModel(gpt, cut, mesh.get_group("shard"), megatron.regions, deepcopy(body.rotary_emb))
@@ -94,12 +95,6 @@ def transformer_config(megatron: Any, config: Any, cut: Cut, attention: Any, seq
         apply_rope_fusion=False,
         **dict.fromkeys(plain, False),
     )
-
-
-def _window(attention: Any, config: Any) -> int | None:
-    """Tokens a layer's attention reaches back; Mistral has one number for all layers."""
-    window: int | None = getattr(attention if hasattr(attention, "sliding_window") else config, "sliding_window", None)
-    return window if config.model_type != "llama" else None
 
 
 def _recompute(layer: Any) -> None:

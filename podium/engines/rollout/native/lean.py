@@ -18,6 +18,7 @@ from podium.engines.rollout.native import lean_ops
 from podium.engines.rollout.native.fused import fuse, storages
 from podium.engines.rollout.native.lean_ops import HeadNorms, Rotary
 from podium.engines.rollout.native.packed import linear, pack
+from podium.models.attention import window_of
 from podium.models.load import backbone
 from podium.models.vision import is_vision_model
 
@@ -116,8 +117,6 @@ class LeanBody:
         norms = None
         if hasattr(attention, "q_norm"):
             norms = (attention.q_norm.weight.data, attention.k_norm.weight.data, self.eps)
-        config = attention.config
-        default = getattr(config, "sliding_window", None) if config.model_type == "mistral" else None
         return _Layer(
             layer.input_layernorm.weight.data,
             self._kept(fuse([linear.weight for linear in projections])),
@@ -131,7 +130,7 @@ class LeanBody:
             self._kept(mlp.down_proj.weight.data),
             _data(mlp.down_proj.bias),
             float(attention.scaling),
-            getattr(attention, "sliding_window", default),
+            window_of(attention),
         )
 
     def __call__(self, ids: Tensor, positions: Tensor, plan: Plan) -> Tensor:
