@@ -15,6 +15,8 @@ import sys
 import time
 from pathlib import Path
 
+from podium.output import drop_output
+
 FOLDER_VARIABLE = "PODIUM_WORKER_LOGS"
 _TAIL_LINES = 25
 _TAIL_BYTES = 8192
@@ -39,6 +41,7 @@ def open_worker_log(path: str | None) -> str | None:
     else:
         with contextlib.suppress(OSError):  # no /proc on this system
             path = os.readlink(f"/proc/{os.getpid()}/fd/2")
+    drop_output()
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     logging.getLogger("podium").setLevel(logging.INFO)
     if hasattr(faulthandler, "register"):

@@ -28,12 +28,10 @@ class OutputCapture:
         self._level = podium.level
         if podium.level == logging.NOTSET:
             podium.setLevel(logging.INFO)
-        streams = {sys.__stdout__: sys.stdout, sys.__stderr__: sys.stderr}
         root_is_heard = False
-        for logger, handler in _terminal_handlers():
+        for logger, handler, current in _terminal_handlers():
             root_is_heard |= logger is logging.root
-            current = streams.get(handler.stream)
-            if current is not None and current is not handler.stream:
+            if current is not handler.stream:
                 self._moved.append((handler, handler.stream))
                 handler.setStream(current)
         # Where somebody already prints the records, they only go to the log file from here.
@@ -81,13 +79,26 @@ class _Handler(logging.Handler):
             self.handleError(record)
 
 
-def _terminal_handlers() -> Iterator[tuple[logging.Logger, logging.StreamHandler[Any]]]:
-    """Every handler that writes to the real stdout or stderr, with its logger."""
+def _terminal_handlers() -> Iterator[tuple[logging.Logger, logging.StreamHandler[Any], TextIO]]:
+    """Every handler that writes to the real stdout or stderr, with its logger and what stands there now."""
     loggers = [
         logging.root,
         *(item for item in logging.root.manager.loggerDict.values() if isinstance(item, logging.Logger)),
     ]
     for logger in loggers:
         for handler in logger.handlers:
-            if isinstance(handler, logging.StreamHandler) and handler.stream in (sys.__stdout__, sys.__stderr__):
-                yield logger, handler
+            if isinstance(handler, logging.StreamHandler):
+                number = _descriptor(handler.stream)
+                for current, original, of_original in (
+                    (sys.stdout, sys.__stdout__, 1),
+                    (sys.stderr, sys.__stderr__, 2),
+                ):
+                    if handler.stream is original or number == of_original:
+                        yield logger, handler, current
+
+
+def _descriptor(stream: Any) -> int | None:
+    try:
+        return int(stream.fileno())
+    except (AttributeError, OSError, ValueError, TypeError):
+        return None

@@ -24,6 +24,7 @@ from rich.text import Text
 
 from podium.config.schema import Config
 from podium.metric import Metric, reduce_metrics
+from podium.output import open_dropping
 from podium.tracking.capture import OutputCapture
 from podium.tracking.headline import duration, headline_values, mean_score, no_signal, number, took, validation_scores
 from podium.tracking.runlog import Sample
@@ -177,20 +178,15 @@ class Console:
         self._note(line)
 
     def _note(self, line: str) -> None:
-        """To console.log only. A full disk ends that file, not the run."""
-        if self._log is None:
-            return
-        try:
+        """To console.log only."""
+        if self._log is not None:
             self._log.write(f"{line}\n")
-            self._log.flush()
-        except OSError:
-            self._log = None
 
     def _open_log(self) -> None:
         path = Path(self.config.trainer.default_local_dir or ".") / "console.log"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._log = path.open("a", encoding="utf-8", errors="backslashreplace")
+            self._log = open_dropping(path)
         except OSError as error:
             warnings.warn(f"{path} cannot be written: {error}", RuntimeWarning, stacklevel=3)
 

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from podium.config.schema import TrainerConfig
 from podium.errors import PodiumError
+from podium.output import dropping_output
 from podium.single_controller.group import WorkerGroup
 from podium.single_controller.supervise import Decision, FailurePolicy, RestartGroup, is_lost
 from podium.trainer.recorder import Recorder
@@ -47,7 +48,7 @@ def run_with_restarts(settings: TrainerConfig, run_once: Attempt) -> int:
     """The exit code of a run, after as many attempts as `trainer.max_restarts` allows."""
     policy = RestartGroup(settings.max_restarts)
     failure: PodiumError | None = None
-    with StopSignals(settings) as stopping:
+    with dropping_output(), StopSignals(settings) as stopping:
         while True:
             try:
                 failure = run_once(stopping, policy, failure)

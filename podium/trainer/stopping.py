@@ -23,6 +23,7 @@ from types import FrameType
 from typing import Any, Protocol, TypeVar
 
 from podium.config.schema import TrainerConfig
+from podium.output import say_at_once
 from podium.stop_points import off_stop_point, on_stop_point
 
 log = logging.getLogger(__name__)
@@ -105,7 +106,7 @@ class StopSignals:
         """Stop when it is safe. May be called in a signal handler, so it writes without the locks of a logger."""
         if self._request is None:
             self._request = RunStopped(signum, reason)
-            os.write(2, f"{reason}: stopping\n".encode())
+            say_at_once(f"{reason}: stopping\n")
             if self._grace_s > 0:
                 limit_s = self._grace_s if self._guarding else min(NOTHING_TO_SAVE_S, self._grace_s)
                 self._timer = end_within(limit_s, 128 + signum)

@@ -72,6 +72,21 @@ def test_a_run_that_is_told_to_stop_and_cannot_save_says_from_where_it_will_go_o
     assert "stopped after step 2; the same command goes on from step 1, the newest that is saved" in said
 
 
+@pytest.mark.parametrize("phase", ["seal", "record", "gen"])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_whose_output_is_on_the_full_disk_too_stops_like_any_other(
+    tmp_path: Path, golden: Golden, phase: str, signum: int
+) -> None:
+    full = Fault("stage", nth=2, max_file_bytes=0)
+    stop = Fault(phase, nth=3 if phase == "gen" else 2, signum=signum)
+    words = ["trainer.async_save=false", "trainer.logger=[console]"]
+    run = tmp_path / "run"
+    assert train(run, *WORDS, *words, faults=(full, stop)) == 128 + signum, (tmp_path / "run.out").read_text()
+    assert train(run, *WORDS, *words) == 0
+    assert without_clocks(read_metrics(run)) == golden(*WORDS)
+    assert "finished: 8 steps" in (tmp_path / "run.out").read_text()
+
+
 def test_a_checkpoint_folder_that_cannot_be_made_does_not_end_the_run(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "checkpoints").write_text("a file where the folder should be")
