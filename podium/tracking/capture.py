@@ -89,11 +89,8 @@ def _terminal_handlers() -> Iterator[tuple[logging.Logger, logging.StreamHandler
         for handler in logger.handlers:
             if isinstance(handler, logging.StreamHandler):
                 number = _descriptor(handler.stream)
-                for current, original, of_original in (
-                    (sys.stdout, sys.__stdout__, 1),
-                    (sys.stderr, sys.__stderr__, 2),
-                ):
-                    if handler.stream is original or number == of_original:
+                for at, current, original in ((1, sys.stdout, sys.__stdout__), (2, sys.stderr, sys.__stderr__)):
+                    if handler.stream is original or number == at:
                         yield logger, handler, current
 
 

@@ -43,9 +43,9 @@ def test_a_run_survives_two_hundred_random_faults(tmp_path: Path, golden: Golden
     happened: Counter[str] = Counter()
     sessions = []
     while happened.total() < wanted:
-        session, code = attempt(tmp_path / "run", chance, happened)
+        session, code, faults = attempt(tmp_path / "run", chance, happened)
         sessions.append(session)
-        assert code in ENDS, (tmp_path / "run.out").read_text()[-4000:]
+        assert code in ENDS, f"process {len(sessions)}, {faults}:\n{(tmp_path / 'run.out').read_text()[-4000:]}"
         newest = CheckpointStore(tmp_path / "run" / "checkpoints").newest()
         assert not newest.broken
         happened["disk full"] = sum(e["kind"] == "checkpoint_failed" for e in read_events(tmp_path / "run"))
@@ -96,8 +96,9 @@ def test_a_segment_that_nobody_uses_is_seen() -> None:
         segment.unlink()
 
 
-def attempt(folder: Path, chance: random.Random, happened: Counter[str]) -> tuple[int, int]:
-    """One process: perhaps a full disk and a pause on its way, then a kill or a signal."""
+def attempt(folder: Path, chance: random.Random, happened: Counter[str]) -> tuple[int, int, str]:
+    """One process: perhaps a full disk and a pause on its way, then a kill or a signal. Its session, its exit code, and
+    what it met."""
     faults = []
     if chance.random() < 0.5:
         faults.append(Fault("stage", nth=1, max_file_bytes=chance.choice((0, 4096, 60_000, 5_000_000)), lasts=1))
@@ -118,7 +119,7 @@ def attempt(folder: Path, chance: random.Random, happened: Counter[str]) -> tupl
         send(child.pid, signum)
     code = finish(child)
     happened[{0: "none"}.get(code, str(code))] += code != 0
-    return session, code
+    return session, code, f"{faults}{f', then {signum!r} by the clock' if by_clock else ''}"
 
 
 def send(pid: int, signum: int) -> bool:
