@@ -34,7 +34,7 @@ def open_dropping(path: Path) -> TextIO:
 
 @contextmanager
 def dropping_output() -> Iterator[None]:
-    """Inside, stdout and stderr drop what cannot be written; streams that somebody put in their place are left alone."""
+    """Inside, stdout and stderr drop what cannot be written; what somebody put in their place is left alone."""
     before = sys.stdout, sys.stderr
     drop_output()
     try:
