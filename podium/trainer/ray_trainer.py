@@ -382,7 +382,7 @@ class RayPPOTrainer(SeedNames):
         self.limits.count_skipped(numbers, groups, partial(report, "update_skipped", step=self.global_steps))
         self.limits.count_flat(numbers["critic/zero_std_groups"], num_groups([batch]))
         self.profiles.end(self.global_steps, self)
-        self.stopping.step_took(timing["step"])
+        self.stopping.step_took(timing["step"], self.saver.longest_s)
         self._mark()
 
     # ---- validation and checkpoints

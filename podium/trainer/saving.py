@@ -39,6 +39,8 @@ class CheckpointSaver:
         self.background, self.limit_s = config.async_save, config.worker_timeout_s
         self.saved_step: int | None = None
         """The newest step this run has published or resumed from."""
+        self.longest_s = 0.0
+        """From the begin of a save until it was published."""
         self._thread: threading.Thread | None = None
         self._under_way = 0
         self._given_up = False
@@ -60,7 +62,7 @@ class CheckpointSaver:
             self._failed(step, None, error)
             return
         failure = self._begin(point, staging, groups)
-        work = (point, staging, metrics, groups, failure)
+        work = (point, staging, metrics, groups, failure, start)
         if self.background:
             self._under_way, self._given_up = step, False
             self._thread = threading.Thread(target=self._finish, args=work, name="checkpoint-publisher", daemon=True)
@@ -93,6 +95,7 @@ class CheckpointSaver:
         metrics: dict[str, float],
         groups: Sequence[Any],
         failure: Exception | None,
+        start: float,
     ) -> None:
         """Wait for the workers' files and publish them; `failure`: what already went wrong."""
         step = point.step
@@ -111,6 +114,7 @@ class CheckpointSaver:
             self._failed(step, staging, error)
             raise
         self.saved_step, self._failure = step, None
+        self.longest_s = max(self.longest_s, time.perf_counter() - start)
         self.recorder.checkpoint(step, path)
         if self.uploader is not None:
             self.uploader.add(path)

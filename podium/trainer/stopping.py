@@ -33,7 +33,7 @@ EXPIRATION_VARIABLES = (
     "SAGEMAKER_CURRENT_CAPACITY_BLOCK_EXPIRATION_TIMESTAMP",
 )
 SAVE_ROOM_S = 60.0
-"""What a save may take, beside the longest step."""
+"""What a save may take, beside the longest step, unless one took longer."""
 NOTHING_TO_SAVE_S = 5.0
 """The grace time before training begins."""
 LEAVE_S = 20.0
@@ -163,13 +163,14 @@ class StopSignals:
             finally:
                 self._guarding = False
 
-    def step_took(self, seconds: float) -> None:
-        """After each step: is there time for another one and a save before the instance is taken away?"""
+    def step_took(self, seconds: float, save_s: float = 0.0) -> None:
+        """After each step: is there time for another one and a save before the instance is taken away? `save_s`: the
+        longest save so far."""
         self._longest_step_s = max(self._longest_step_s, seconds)
         if self._expires_at is None:
             return
         left_s = self._expires_at - time.time()
-        if left_s <= SAVE_ROOM_S + self._longest_step_s + self._redundant_s:
+        if left_s <= max(SAVE_ROOM_S, save_s) + self._longest_step_s + self._redundant_s:
             self.request(signal.SIGTERM, f"this instance is taken away in {left_s:.0f} s")
 
 

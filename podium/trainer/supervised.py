@@ -215,7 +215,7 @@ class SupervisedTrainer:
         self.sampler_state = self.sampler.state_dict()  # rows that are drawn after this and dropped are drawn again
         report = partial(self.recorder.event, "update_skipped", step=self.step)
         self.limits.count_skipped(numbers, {self.name: self.workers}, report)
-        self.stopping.step_took(seconds)
+        self.stopping.step_took(seconds, self.saver.longest_s)
 
     def _validate_if_due(self) -> None:
         trainer, step = self.config.trainer, self.step

@@ -97,6 +97,10 @@ def test_there_is_time_left_until_a_step_and_a_save_no_longer_fit(monkeypatch: p
                 watch.check()
         else:
             watch.check()
+    slow_disk = stopping(300 + 30 + 10 - 1)
+    slow_disk.step_took(30, save_s=300)
+    with pytest.raises(RunStopped, match="taken away"):
+        slow_disk.check()
 
 
 def test_a_second_interrupt_ends_at_once_even_in_a_protected_phase() -> None:
