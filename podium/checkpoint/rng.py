@@ -12,6 +12,13 @@ import numpy as np
 import torch
 
 
+def seed(value: int) -> None:
+    """Begin all of them from one number."""
+    random.seed(value)
+    np.random.seed(value % 2**32)
+    torch.manual_seed(value)
+
+
 def capture() -> dict[str, Any]:
     version, words, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)

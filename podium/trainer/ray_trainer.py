@@ -150,6 +150,7 @@ class RayPPOTrainer(SeedNames):
 
     def init_workers(self) -> None:
         """Start every role's workers and load their models."""
+        rng.seed(self.config.trainer.seed)
         classes = {
             name: RayClassWithInitArgs(worker, self.config, role, self.total_training_steps)
             for name, (role, worker) in roles_together(self.config, self.role_worker_mapping, self.actor_role).items()

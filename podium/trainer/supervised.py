@@ -173,6 +173,7 @@ class SupervisedTrainer:
 
     def init_workers(self) -> None:
         """Start the workers and load their models."""
+        rng.seed(self.config.trainer.seed)
         self.workers = start_workers(self.config, self.job, self.total_steps, use_gpu=self.device == "cuda")
         self.workers.init_model()
 

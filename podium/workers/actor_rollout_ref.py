@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from podium.checkpoint import rng
 from podium.config.schema import Config
 from podium.engines.rollout.base import RolloutEngine
 from podium.engines.rollout.hosted import HostedEngine
@@ -47,6 +48,7 @@ class ActorRolloutRefWorker(Profiled):
     @register(Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
         self.setup_distributed(self.config.trainer.worker_start_timeout_s)
+        rng.seed(self.config.trainer.seed + self.rank)
         config = self.config.actor_rollout_ref
         self.tokenizer: Any = load_tokenizer(config.model.path, config.model.trust_remote_code)
         self.processor = load_processor(config.model.path, config.model.trust_remote_code)

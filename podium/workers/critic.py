@@ -8,6 +8,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from podium.algorithms import agg_count, value_loss_sum
+from podium.checkpoint import rng
 from podium.config.schema import Config
 from podium.engines.train.base import ModelOutputs
 from podium.engines.train.culprits import Culprit
@@ -32,6 +33,7 @@ class CriticWorker(Worker):
     @register(Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
         self.setup_distributed(self.config.trainer.worker_start_timeout_s)
+        rng.seed(self.config.trainer.seed + self.rank)
         critic = self.config.critic
         assert critic.max_tokens_per_micro_batch is not None, "resolved by load_config"
         module = load_value_model(critic.model, device=self.device, empty=self.world_size > 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from podium.checkpoint import rng
 from podium.config.schema import Config
 from podium.engines.rollout.remote import answer_publish
 from podium.metric import Metric
@@ -24,6 +25,7 @@ class RolloutWorker(Profiled):
 
     @register(Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
+        rng.seed(self.config.trainer.seed + self.rank)
         model = self.config.actor_rollout_ref.model
         self.tokenizer: Any = load_tokenizer(model.path, model.trust_remote_code)
         self.engine = make_engine(self.config, self.tokenizer, self.device)

@@ -14,6 +14,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from podium.algorithms import last_token_mask
+from podium.checkpoint import rng
 from podium.config.schema_sft import RewardTrainingConfig, SupervisedConfig
 from podium.engines.train.base import ModelOutputs
 from podium.engines.train.culprits import Culprit
@@ -49,6 +50,7 @@ class SupervisedWorker(Worker):
     def init_model(self) -> None:
         config = self.config
         self.setup_distributed(config.trainer.worker_start_timeout_s)
+        rng.seed(config.trainer.seed + self.rank)
         self.tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
         module = self._load_model()
         add_lora(module, config.model)

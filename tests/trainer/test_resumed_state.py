@@ -25,17 +25,12 @@ Run = Callable[..., list[dict[str, Any]]]
 CLOCKS = ("timing", "perf/", "publish/seconds", "val")
 TWO, FOUR = ["trainer.total_training_steps=2", "trainer.save_freq=1"], ["trainer.total_training_steps=4"]
 BY_CHANCE = """
-import pathlib
 import random
 import numpy as np
 import torch
 from podium.algorithms import finish_policy_loss
 
 def advantage(token_level_rewards, response_mask):
-    new = pathlib.Path(__file__).with_name("new")
-    if new.exists():  # the first step of a run that begins
-        new.unlink()
-        random.seed(1), np.random.seed(1), torch.manual_seed(1)
     chance = random.random() + np.random.rand() + torch.rand(len(response_mask), 1)
     return chance * response_mask, chance * response_mask
 
@@ -43,12 +38,6 @@ def loss(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, confi
     losses = -advantages * log_prob * (torch.rand(()) + random.random())
     return finish_policy_loss(losses, response_mask, loss_agg_mode, l_max, log_prob - old_log_prob)
 """
-
-
-def set_chance(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
 
 
 def steps_of(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -61,19 +50,28 @@ def test_what_is_drawn_by_chance_after_a_resume_is_what_the_unbroken_run_drew(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str
 ) -> None:
     """In one process both the controller's and the worker's state are that of the process: each is tried alone."""
-    (tmp_path / "mine.py").write_text(BY_CHANCE)
-    words = [f"algorithm.adv_estimator={tmp_path}/mine.py:advantage"]
-    words += [f"actor_rollout_ref.actor.policy_loss.loss_mode={tmp_path}/mine.py:loss", "trainer.async_save=false"]
-    (tmp_path / "new").touch()
+    words = by_chance(tmp_path)
     golden = steps_of(run(*words, *FOUR, folder="golden"))
-    (tmp_path / "new").touch()
     run(*words, *TWO)
-    set_chance(2)
     if who == "driver":
         monkeypatch.setattr(actor_rollout_ref, "load_rng", lambda folder, rank: None)
     else:
-        monkeypatch.setattr(ray_trainer, "rng", SimpleNamespace(capture=rng.capture, restore=lambda state: None))
+        without = SimpleNamespace(seed=rng.seed, capture=rng.capture, restore=lambda state: None)
+        monkeypatch.setattr(ray_trainer, "rng", without)
     assert steps_of(run(*words, *FOUR)) == golden
+
+
+def test_what_a_run_draws_by_chance_depends_on_its_seed_alone(run: Run, tmp_path: Path) -> None:
+    words = by_chance(tmp_path)
+    first = steps_of(run(*words, *TWO, folder="first"))
+    rng.seed(99)  # whatever this process did before
+    assert steps_of(run(*words, *TWO, folder="second")) == first
+
+
+def by_chance(folder: Path) -> list[str]:
+    (folder / "mine.py").write_text(BY_CHANCE)
+    words = [f"algorithm.adv_estimator={folder}/mine.py:advantage"]
+    return [*words, f"actor_rollout_ref.actor.policy_loss.loss_mode={folder}/mine.py:loss", "trainer.async_save=false"]
 
 
 def test_measuring_the_machine_draws_nothing() -> None:
@@ -87,10 +85,10 @@ def test_measuring_the_machine_draws_nothing() -> None:
 def test_each_rank_gets_its_own_random_state_back(tmp_path: Path) -> None:
     drawn = {}
     for rank in (0, 1):
-        set_chance(rank)
+        rng.seed(rank)
         save_rng(tmp_path, rank)
         drawn[rank] = draw()
-    set_chance(9)
+    rng.seed(9)
     for rank in (1, 0):
         load_rng(tmp_path, rank)
         assert draw() == drawn[rank]

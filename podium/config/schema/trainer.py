@@ -20,6 +20,7 @@ class TrainerConfig:
     n_gpus_per_node: int = 1
     """Workers per node: one per GPU, or CPU processes where there is none."""
     seed: int = 1
+    """Of all that is drawn: the order of rows, the samples, what functions of yours draw from random, numpy, torch."""
     total_epochs: int = 1
     total_training_steps: int | None = None
     """Overrides `total_epochs`."""
