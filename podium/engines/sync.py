@@ -45,6 +45,11 @@ class WeightSource(Protocol):
     @property
     def sharded(self) -> bool: ...
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """What it computes in; the shards of its parameters may be of another type."""
+        ...
+
     def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]: ...
 
 
@@ -228,8 +233,7 @@ def _check_probe(train_engine: WeightSource, rollout_engine: Receiver, probe: Pr
     distances = [float((ours - theirs).abs().mean()) for ours, theirs in pairs]
     difference = next((d for d in distances if d != d), max(distances, default=0.0))
     if tolerance is None:
-        is_float32 = next(train_engine.module.parameters()).dtype == torch.float32
-        tolerance = FLOAT32_TOLERANCE if is_float32 else HALF_TOLERANCE
+        tolerance = FLOAT32_TOLERANCE if train_engine.dtype == torch.float32 else HALF_TOLERANCE
     fits = difference <= tolerance
     if isinstance(rollout_engine, RemoteEngines):
         fits = rollout_engine.all_well(fits)  # rank 0 alone hears the engines, and all ranks look for the tensor

@@ -61,6 +61,8 @@ class RunLog:
         self.rollout_dir = Path(rollout_dir) if rollout_dir else self.folder / "rollouts"
         self.validation_dir = Path(validation_dir) if validation_dir else self.folder / "validation"
         self._lock = FolderLock(self.folder)  # two processes would spoil each other's record and checkpoints
+        for own in (self.folder, self.folder / "rollouts", self.folder / "validation"):
+            _remove_half_written(own)
         self._metrics = JsonLines(self.folder / "metrics.jsonl")
         self._events = JsonLines(self.folder / "events.jsonl")
         self._last: dict[str, Any] | None = None
@@ -182,6 +184,13 @@ def _dump(folder: Path, step: int, samples: Iterable[Sample]) -> Path:
     path = folder / f"{step}.jsonl"
     write_lines(path, (sample.record(step) for sample in samples))
     return path
+
+
+def _remove_half_written(folder: Path) -> None:
+    """Files that a process which was killed was about to put in place (jsonl.write_lines, save_config)."""
+    for path in folder.glob(".*.[0-9]*"):
+        if path.suffix[1:].isdigit():
+            path.unlink(missing_ok=True)
 
 
 def _steps(folder: Path) -> list[Path]:

@@ -167,3 +167,13 @@ def test_one_process_may_open_a_folder_again(tmp_path: Path) -> None:
         again.begin(None)
         again.log(1, {"a": 1.0})
     assert read_metrics(tmp_path) == [{"step": 1, "a": 1.0}]
+
+
+def test_what_a_killed_process_had_half_written_is_removed(tmp_path: Path) -> None:
+    left = [tmp_path / ".metrics.jsonl.4711", tmp_path / ".config.yaml.4711", tmp_path / "rollouts" / ".3.jsonl.4711"]
+    theirs = [tmp_path / ".notes", tmp_path / ".v1.2.txt", tmp_path / "rollouts" / "3.jsonl"]
+    (tmp_path / "rollouts").mkdir()
+    for path in (*left, *theirs):
+        path.write_text("{")
+    RunLog(tmp_path).close()
+    assert [path for path in left if path.exists()] == [] and all(path.exists() for path in theirs)
