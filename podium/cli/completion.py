@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from podium.errors import ConfigError
@@ -83,9 +82,10 @@ def candidates(typed: list[str], commands: Commands) -> list[str]:
         return [option for option in parser._option_string_actions if option.startswith(current)]
     words = []
     if before[0] in WITH_SETTINGS:
+        from podium.config.load import recipe_names
         from podium.config.names import ALIASES, leaves
 
         words = [f"{key}=" for key in [*leaves(), *ALIASES]]
         if len(before) == 1:
-            words += [str(path.with_suffix("").name) for path in sorted(Path("recipes").glob("*.yaml"))]
+            words += recipe_names()
     return [word for word in words if word.startswith(current)]

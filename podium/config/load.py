@@ -28,6 +28,8 @@ from podium.errors import ConfigError
 from podium.plugins import closest
 
 RECIPES = Path("recipes")
+OWN_RECIPES = Path(__file__).parents[1] / "recipes"
+"""Those that come with Podium, wherever it is installed."""
 NAME_KEY = "trainer.experiment_name"
 T = TypeVar("T")
 
@@ -85,18 +87,25 @@ def save_config(config: RunSettings, path: str | Path) -> None:
 
 
 def find_recipe(recipe: str | Path) -> Path:
-    """The recipe's file: the path as given, or a bare name in `recipes/`."""
+    """The recipe's file: the path as given, or a name in `recipes/`, here or among Podium's own."""
     given = Path(os.path.expanduser(recipe))  # a ~ of nobody stays as it is
-    bare = RECIPES / given.name if given.parent == Path() else None
-    candidates = [given, *([bare, bare.with_name(f"{given.name}.yaml")] if bare else [])]
+    candidates = [given]
+    if given.parent in (Path(), RECIPES):
+        names = (given.name, f"{given.name}.yaml")
+        candidates += [place / name for place in (RECIPES, OWN_RECIPES) for name in names]
     for path in candidates:
         if path.is_file():
             return path
-    known = sorted(path.stem for path in RECIPES.glob("*.yaml"))
+    known = recipe_names()
     near = closest(given.stem, known)
-    hint = f"did you mean {near}?" if near else f"recipes there: {', '.join(known) or 'none'}"
+    hint = f"did you mean {near}?" if near else f"Podium knows {', '.join(known)}"
     place = RECIPES.absolute()
     raise ConfigError(f"no recipe {str(recipe)!r}: neither that file nor one of that name in {place}; {hint}")
+
+
+def recipe_names() -> list[str]:
+    """What `find_recipe` finds by its name."""
+    return sorted({path.stem for place in (RECIPES, OWN_RECIPES) for path in place.glob("*.yaml")})
 
 
 def _apply(

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podium.config import Config, load_config, resolve, save_config
+from podium.config.load import recipe_names
 from podium.errors import ConfigError
 
 
@@ -218,6 +219,16 @@ def test_a_bare_name_is_found_in_recipes(tmp_path: Path, monkeypatch: pytest.Mon
         load_config("grpo_smal")
     with pytest.raises(ConfigError, match=r"no recipe 'elsewhere/grpo_small\.yaml'"):
         load_config("elsewhere/grpo_small.yaml")
+
+
+def test_podiums_own_recipes_are_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = sorted(path.stem for path in (Path(__file__).parents[2] / "recipes").glob("*.yaml"))
+    monkeypatch.chdir(tmp_path)
+    assert "quickstart" in ours and recipe_names() == ours
+    for word in ("search", "search.yaml", "recipes/search.yaml"):
+        assert load_config(word).do_search
+    recipe(tmp_path, "trainer: {seed: 77}\n", "search.yaml")
+    assert load_config("search.yaml").trainer.seed == 77, "a file here comes first"
 
 
 def test_a_saved_config_reads_back_equal(tmp_path: Path) -> None:

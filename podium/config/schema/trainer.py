@@ -9,7 +9,7 @@ from typing import Literal
 @dataclass
 class TrainerConfig:
     project_name: str = "podium"
-    experiment_name: str = "quickstart"
+    experiment_name: str = "default"
     """The name of the run. A recipe that does not say it gives its own: `my.yaml` makes `runs/podium/my`."""
     default_local_dir: str = ""
     """The run folder. Empty: `runs/<project_name>/<experiment_name>`."""
