@@ -14,6 +14,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")  # no test worker dies of what else the machine runs
 os.environ.setdefault("RAY_worker_register_timeout_seconds", "600")  # nor because it starts slowly
 os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "300")
+os.environ |= {"COLUMNS": "80", "LINES": "25"}  # what is written does not depend on whose terminal this is
 
 if importlib.util.find_spec("hypothesis"):  # the trackers' environment has none
     from hypothesis import HealthCheck, settings

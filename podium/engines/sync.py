@@ -99,8 +99,12 @@ def publish(
     mode: Mode | Literal["auto"] = "auto",
     probe: Probe | None = None,
     tolerance: float | None = None,
+    all_well: Callable[[bool], bool] = lambda well: well,
 ) -> Publication:
-    """Give the rollout engine the trainer's weights as `version`; all ranks of a sharded trainer call this."""
+    """Give the rollout engine the trainer's weights as `version`; all ranks of a sharded trainer call this.
+
+    `all_well`: tells ranks that have an engine each whether every one of them is well.
+    """
     start = time.perf_counter()
     if mode == "auto":
         same = rollout_engine.module is train_engine.module and not train_engine.sharded
@@ -111,7 +115,8 @@ def publish(
         sent = _send(train_engine, rollout_engine, version, mode, probe)
         difference = None
         if probe is not None:
-            difference = _check_probe(train_engine, rollout_engine, probe, tolerance)
+            vote = rollout_engine.all_well if isinstance(rollout_engine, RemoteEngines) else all_well
+            difference = _check_probe(train_engine, rollout_engine, probe, tolerance, vote)
     except BaseException:
         if isinstance(rollout_engine, RemoteEngines):
             with suppress(PublishError):  # the first failure is the one to know of
@@ -225,7 +230,13 @@ def _check_samples(sent: Sent, rollout_engine: Receiver, version: int) -> None:
             raise PublishError(_differs(name, version))
 
 
-def _check_probe(train_engine: WeightSource, rollout_engine: Receiver, probe: Probe, tolerance: float | None) -> float:
+def _check_probe(
+    train_engine: WeightSource,
+    rollout_engine: Receiver,
+    probe: Probe,
+    tolerance: float | None,
+    all_well: Callable[[bool], bool],
+) -> float:
     if isinstance(rollout_engine, RemoteEngines):
         pairs = rollout_engine.probes(probe)
     else:
@@ -235,12 +246,10 @@ def _check_probe(train_engine: WeightSource, rollout_engine: Receiver, probe: Pr
     if tolerance is None:
         tolerance = FLOAT32_TOLERANCE if train_engine.dtype == torch.float32 else HALF_TOLERANCE
     fits = difference <= tolerance
-    if isinstance(rollout_engine, RemoteEngines):
-        fits = rollout_engine.all_well(fits)  # rank 0 alone hears the engines, and all ranks look for the tensor
-    if not fits:
+    if not all_well(fits):  # one rank alone may see it, and all of them look for the tensor
         culprit = _first_difference(train_engine, rollout_engine)
-        if isinstance(rollout_engine, RemoteEngines) and rollout_engine.channel is None:
-            return difference  # rank 0 says it
+        if fits:
+            return difference  # the other one says it
         reason = (
             _differs(culprit, rollout_engine.version)
             if culprit is not None

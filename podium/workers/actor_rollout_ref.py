@@ -126,7 +126,7 @@ class ActorRolloutRefWorker(Profiled):
         probe = make_probe(self.train_engine)
         if isinstance(self.rollout_engine, HostedEngine):
             self.rollout_engine.wake()
-        published = publish(self.train_engine, self.rollout_engine, version, probe=probe)
+        published = publish(self.train_engine, self.rollout_engine, version, probe=probe, all_well=all_ranks_well)
         self._rest()
         return published.metrics()
 

@@ -38,6 +38,8 @@ class ModelFiles:
     """By their names in the module, as this rank holds them; None: see `whole`."""
     whole: dict[str, Tensor]
     """On the first rank, under Hugging Face's and peft's names."""
+    adapter_names: list[tuple[str, str]]
+    """Of each of the adapter's tensors: peft's name, and the one in `live`."""
 
     @staticmethod
     def of(engine: TorchEngine, tokenizer: Any, target: Path) -> ModelFiles:
@@ -49,7 +51,13 @@ class ModelFiles:
             for name, tensor in chain(engine.weights(dtype=torch.float32), adapter):
                 if engine.ranks.rank == 0:
                     whole[name] = tensor.cpu()
-        return ModelFiles(engine.module, tokenizer, target, has_adapter, live, whole)
+        names = _adapter_names(engine.module) if has_adapter and live is not None else []
+        return ModelFiles(engine.module, tokenizer, target, has_adapter, live, whole, names)
+
+    def keep_only(self, copies: Mapping[str, Tensor]) -> None:
+        """Let go of the live weights that there are copies of; the frozen ones stay."""
+        if self.live is not None:
+            self.live.update({name: copies.get(f"{MODEL}{name}", tensor) for name, tensor in self.live.items()})
 
     def write(self, copies: Mapping[str, Tensor], full: Gatherer) -> None:
         """All ranks call this; `copies` are those of the engine's state."""
@@ -59,7 +67,7 @@ class ModelFiles:
         else:
             named = {name: copies.get(f"{MODEL}{name}", tensor) for name, tensor in self.live.items()}
             plain = merged_tensors(self.module, named, full, torch.float32)
-            adapter = adapter_tensors(self.module, named, full) if self.has_adapter else iter(())
+            adapter = ((theirs, full(named[ours]).clone()) for theirs, ours in self.adapter_names)
         try:
             if full.rank == 0:
                 generation = getattr(self.module, "generation_config", None)
@@ -68,3 +76,10 @@ class ModelFiles:
                     export_adapter(dict(adapter), self.module, self.target / "hf_adapter")
         finally:  # also after a full disk: the other ranks still send
             deque(chain(plain, adapter), maxlen=0)
+
+
+def _adapter_names(module: Any) -> list[tuple[str, str]]:
+    """Taken while the ranks save and not when they write: a forward pass puts other parameters into a sharded module."""
+    names = [name for name, _ in module.named_parameters()]
+    numbers = {name: torch.tensor(number) for number, name in enumerate(names)}
+    return [(theirs, names[int(number)]) for theirs, number in adapter_tensors(module, numbers, lambda whole: whole)]

@@ -11,6 +11,7 @@ controller's matter.
 from __future__ import annotations
 
 import json
+import mmap
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
@@ -31,7 +32,7 @@ from podium.errors import CheckpointError
 from podium.workers.model_files import ModelFiles
 
 PIN_BYTES = 1 << 20
-"""Buffers from this size on are pinned; smaller ones may share a page with others."""
+"""Buffers from this size on are pinned; smaller ones would not be copied sooner."""
 
 
 class CheckpointWriter:
@@ -56,9 +57,8 @@ class CheckpointWriter:
             if isinstance(tensor, DTensor):
                 buffer = tensor.to("cpu", copy=True)
             else:
-                buffer = torch.empty(tensor.shape, dtype=tensor.dtype)
-                if tensor.is_cuda:
-                    _pin(buffer)
+                pinned = tensor.is_cuda and tensor.numel() * tensor.element_size() >= PIN_BYTES
+                buffer = _pinned_like(tensor) if pinned else torch.empty(tensor.shape, dtype=tensor.dtype)
             self._buffers[name] = buffer
         _local(buffer).copy_(_local(tensor), non_blocking=True)
         return buffer
@@ -80,6 +80,9 @@ class CheckpointWriter:
             try:
                 with self._aside(changed, engine.device):
                     copies = self._copy_state(tensors, folder.name)
+                tensors.clear()  # what the engine offloads or drops from here on is not held until all is written
+                if model is not None:
+                    model.keep_only(copies)
                 self._settled.set()
                 with self._aside(changed, engine.device):
                     self._write(folder, copies, model, group)
@@ -150,14 +153,17 @@ def _all_or_none(group: dist.ProcessGroup | None) -> Iterator[None]:
         raise CheckpointError("another rank could not write the model's files")
 
 
-def _pin(buffer: Tensor) -> None:
-    """Lock a large buffer's pages, so that copies into it run beside the device's work; exactly its size, where torch's
-    own pinned memory may take twice as much."""
-    size = buffer.numel() * buffer.element_size()
-    if size >= PIN_BYTES:
-        cudart: Any = torch.cuda.cudart()
-        torch.cuda.check_error(int(cudart.cudaHostRegister(buffer.data_ptr(), size, 0)))
-        weakref.finalize(buffer, cudart.cudaHostUnregister, buffer.data_ptr())
+def _pinned_like(tensor: Tensor) -> Tensor:
+    """A host buffer with locked pages, so that copies into it run beside the device's work; exactly its size, where
+    torch's own pinned memory may take twice as much."""
+    size = tensor.numel() * tensor.element_size()
+    # pages of its own: what malloc gives may share one with another buffer, and a page is locked only once
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    buffer = torch.frombuffer(pages, dtype=tensor.dtype).view(tensor.shape)
+    cudart: Any = torch.cuda.cudart()
+    torch.cuda.check_error(int(cudart.cudaHostRegister(buffer.data_ptr(), size, 0)))
+    weakref.finalize(buffer, cudart.cudaHostUnregister, buffer.data_ptr())
+    return buffer
 
 
 def _local(tensor: Tensor) -> Tensor:

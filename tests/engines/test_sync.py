@@ -132,6 +132,27 @@ def test_what_the_sampled_values_miss_the_probe_sees_and_names(trainer: TorchEng
         publish(trainer, rollout, 1, probe=make_probe(trainer))
 
 
+def test_ranks_whose_engines_are_well_help_to_find_the_tensor_that_another_rank_misses(
+    trainer: TorchEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Naming it gathers the weights of all ranks; the one with the fault would wait for the others without end."""
+    streams, weights, votes = [], trainer.weights, []
+    monkeypatch.setattr(trainer, "weights", lambda *args: streams.append(args) or weights(*args))  # type: ignore[func-returns-value]
+
+    def all_well(well: bool) -> bool:
+        votes.append(well)
+        return False
+
+    done = publish(trainer, NativeEngine(make_model(1), SMALL), 1, probe=make_probe(trainer), all_well=all_well)
+    assert votes == [True] and len(streams) == 2, "one for the publish, one to find the tensor"
+    assert done.probe_difference is not None and done.probe_difference < 1e-4, "this one has nothing to complain of"
+    bad = FaultyEngine(make_model(seed=1), SMALL)
+    bad.fault = wrong_between_the_samples
+    with pytest.raises(PublishError, match=rf"log-probs of fixed tokens .* Tensor {UP_1}"):
+        publish(trainer, bad, 1, probe=make_probe(trainer), all_well=all_well)
+    assert votes == [True, False]
+
+
 def test_a_shared_tensor_that_was_replaced_is_caught(trainer: TorchEngine) -> None:
     theirs = copy.deepcopy(trainer.module, memo={id(p): p for p in trainer.module.parameters()})
     assert isinstance(theirs, PreTrainedModel)

@@ -195,6 +195,32 @@ def test_ranks_of_the_trainer_meet_before_the_probe_also_when_one_could_not_send
     assert votes == [False, True]
 
 
+def test_ranks_of_the_trainer_leave_together_when_an_engine_is_lost_at_its_probe(trainer: TorchEngine) -> None:
+    """Rank 0 alone hears of it; the others would go on to compare, which is collective, and wait there for rank 0."""
+    votes: list[bool] = []
+
+    def all_well(well: bool) -> bool:
+        votes.append(well)
+        return len(votes) % 2 == 1  # the second time one of them is not
+
+    ends = connect(StoreChannel, 2)
+    serve(ends[1:], [NativeEngine(make_model(1), SMALL)])
+    hear = ends[0].hear
+
+    def gone(kind: str) -> list[Any]:
+        if kind == "probe":
+            raise PublishError("gone")
+        return hear(kind)
+
+    ends[0].hear = gone  # type: ignore[method-assign]
+    with pytest.raises(PublishError, match="gone"):
+        publish(trainer, RemoteEngines(ends[0], all_well=all_well), 1, probe=make_probe(trainer))
+    assert votes == [True, False]
+    with pytest.raises(PublishError, match="Rank 0 of the trainer could not publish"):
+        publish(trainer, RemoteEngines(None, all_well=all_well), 1, probe=make_probe(trainer))
+    assert votes == [True, False, True, True]
+
+
 def test_kept_weights_are_published_again_to_new_engines_bit_for_bit(trainer: TorchEngine) -> None:
     kept, versions = KeptWeights(limit=2), {}
     for version in (1, 2, 3):
@@ -247,7 +273,7 @@ def test_ranks_without_a_channel_help_to_find_the_tensor_that_rank_0_misses(
     """Naming it gathers the weights again; rank 0 alone would wait for the others without end."""
     streams, weights = [], trainer.weights
     monkeypatch.setattr(trainer, "weights", lambda *args: streams.append(args) or weights(*args))  # type: ignore[func-returns-value]
-    votes = iter([True, False])  # all could send; rank 0 heard other log-probs
+    votes = iter([True, True, False])  # all could send, and hear; rank 0 heard other log-probs
     publish(trainer, RemoteEngines(None, all_well=lambda well: next(votes)), 1, probe=make_probe(trainer))
     assert len(streams) == 3, "one for the publish, two to find the tensor"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import openai
 import pytest
@@ -45,10 +46,28 @@ def test_a_chat_is_answered_as_the_engine_answers(client: openai.OpenAI, generat
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(prompt), len(own.token_ids))
 
 
-def test_a_streamed_chat_is_the_whole_one_in_pieces(client: openai.OpenAI) -> None:
+def test_a_streamed_chat_is_the_whole_one_in_pieces(
+    client: openai.OpenAI, generator: Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine is held three times until another piece has come, so that it cannot be faster than the stream."""
     settings = {"model": MODEL, "messages": SUM, "max_tokens": 200, "seed": 5, "extra_body": {"ignore_eos": True}}
     whole = client.chat.completions.create(**settings)  # type: ignore[call-overload]
-    pieces = list(client.chat.completions.create(**settings, stream=True, stream_options={"include_usage": True}))  # type: ignore[call-overload]
+    pieces: list[Any] = []
+    steps, advance = 0, generator.engine._advance
+
+    def held(arrivals: list[list[Request]], aborts: list[Request]) -> list[Request]:
+        nonlocal steps
+        steps += 1
+        deadline = time.monotonic() + 600
+        while steps in (50, 100, 150) and len(pieces) < 1 + steps // 50:  # the first one only says who speaks
+            assert time.monotonic() < deadline, "nothing comes while the engine writes"
+            time.sleep(0.01)
+        return advance(arrivals, aborts)
+
+    monkeypatch.setattr(generator.engine, "_advance", held)
+    stream = client.chat.completions.create(**settings, stream=True, stream_options={"include_usage": True})  # type: ignore[call-overload]
+    for piece in stream:
+        pieces.append(piece)
     text = "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices)
     assert text == whole.choices[0].message.content
     assert len([piece for piece in pieces if piece.choices]) > 3, "it came in pieces"

@@ -165,8 +165,9 @@ def test_a_worker_that_cannot_be_made_is_reported_and_leaves_nothing_behind(clus
 
 
 def test_a_start_has_a_limit(cluster: None) -> None:
+    """The worker is never ready; whether its process is there by then depends on the machine."""
     pool = RayResourcePool([1], max_colocate_count=2, name_prefix="late")
     lease = pool.acquire(timeout_s=300)
-    with pytest.raises(WorkerTimeout, match=r"late worker, rank 0 of 1, did not finish start\(\) within"):
+    with pytest.raises(WorkerTimeout, match=r"late worker, rank 0 of 1, did not finish (start|__init__)\(\) within"):
         RayWorkerGroup(pool, RayClassWithInitArgs(Light, never_ready=True), "late", start_timeout_s=0.05)
     pool.release(lease)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import mmap
+import threading
 import time
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +19,7 @@ from podium.engines.train.state import create_optimizer_state
 from podium.engines.train.torch import TorchEngine
 from podium.models.load import load_tokenizer
 from podium.workers.model_files import ModelFiles
-from podium.workers.saving import CheckpointWriter
+from podium.workers.saving import PIN_BYTES, CheckpointWriter
 
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 SHAPE = Qwen2Config(
@@ -63,3 +67,77 @@ def test_a_change_after_settle_does_not_reach_the_files(tmp_path: Path, device: 
         assert len(exported) > 20
         for name, tensor in exported.items():
             assert torch.equal(tensor, expected[f"model.{name}"].cpu()), name
+
+
+def test_what_was_copied_is_let_go_of_before_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that rests meanwhile frees its device; the writing may take minutes."""
+    engine, writer = make_engine("cpu"), CheckpointWriter()
+    held: list[weakref.ref[Any]] = []
+
+    def put_elsewhere(tensor: torch.Tensor) -> None:
+        array = tensor.detach().numpy().copy()
+        tensor.data = torch.from_numpy(array)  # alive as long as anybody has this tensor
+        held.append(weakref.ref(array))
+
+    def move() -> None:
+        assert engine.optimizer is not None
+        for parameter in engine.module.parameters():
+            put_elsewhere(parameter)
+        for kept in engine.optimizer.state.values():
+            kept.update({key: tensor.clone() for key, tensor in kept.items()})
+            for tensor in kept.values():
+                put_elsewhere(tensor)
+
+    move()
+    before, rested, alive = list(held), threading.Event(), []
+    assert len(before) > 60
+
+    def write(*_: object) -> None:
+        assert rested.wait(600)
+        alive.append(sum(ref() is not None for ref in before))
+
+    monkeypatch.setattr(writer, "_write", write)
+    model = ModelFiles.of(engine, load_tokenizer("builtin:tiny", False), tmp_path)
+    writer.save(engine, tmp_path / "state", True, model)
+    writer.settle()
+    move()
+    rested.set()
+    while not writer.written():
+        time.sleep(0.01)
+    assert alive == [0]
+
+
+def test_buffers_that_are_locked_share_no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page is locked once; malloc puts buffers of a few megabytes side by side when it likes."""
+
+    class OnDevice(torch.Tensor):
+        is_cuda = True
+
+    class Cudart:
+        pages: set[int] = set()
+
+        def cudaHostRegister(self, start: int, size: int, flags: int) -> int:  # noqa: N802
+            wanted = set(range(start // mmap.PAGESIZE, (start + size - 1) // mmap.PAGESIZE + 1))
+            locked_before = bool(wanted & self.pages)
+            self.pages |= wanted
+            return 712 if locked_before else 0
+
+        def cudaHostUnregister(self, start: int) -> None:  # noqa: N802
+            pass
+
+    def check(code: int) -> None:
+        assert code == 0, f"CUDA error {code}"
+
+    cudart = Cudart()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+    monkeypatch.setattr(torch.cuda, "check_error", check)
+    for megabytes in (30, 20, 10):  # from here on malloc takes smaller ones out of one heap
+        torch.empty(megabytes << 20, dtype=torch.uint8)
+    writer = CheckpointWriter()
+    for number in range(20):
+        tensor = torch.randn(PIN_BYTES // 4 + 1000, 1)
+        buffer = writer._fill_buffer(str(number), tensor.as_subclass(OnDevice))
+        assert buffer.equal(tensor) and writer._fill_buffer(str(number), tensor.as_subclass(OnDevice)) is buffer
+    assert len(cudart.pages) >= 20 * PIN_BYTES // mmap.PAGESIZE
+    small = writer._fill_buffer("small", torch.ones(3).as_subclass(OnDevice))
+    assert small.equal(torch.ones(3))

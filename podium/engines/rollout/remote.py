@@ -119,18 +119,22 @@ class RemoteEngines:
 
     def probes(self, ours: Callable[[list[int]], Tensor]) -> list[tuple[Tensor, Tensor]]:
         """Log-probs of the fixed tokens: the trainer's, and each engine's."""
-        tokens, failure = [[0, 0]], None
+        tokens = [answer["tokens"] for answer in self._ask_together({"kind": "tokens"})] or [[0, 0]]
+        mine = ours(tokens[0]).float().cpu()
+        answers = self._ask_together({"kind": "probe"})
+        return [(mine, torch.tensor(answer["log_probs"])) for answer in answers]
+
+    def _ask_together(self, message: Message) -> list[Message]:
+        """What each engine answers; nothing without a channel. The trainer's ranks leave together when it fails: a
+        collective comes next."""
+        answers, failure = [], None
         try:
-            if self.channel is not None:
-                tokens = [answer["tokens"] for answer in self._ask({"kind": "tokens"})]
+            answers = self._ask(message) if self.channel is not None else []
         except PublishError as error:
             failure = error
         if not self.all_well(failure is None):
             raise failure or PublishError("Rank 0 of the trainer could not publish; it says why.")
-        mine = ours(tokens[0]).float().cpu()
-        if self.channel is None:
-            return []
-        return [(mine, torch.tensor(answer["log_probs"])) for answer in self._ask({"kind": "probe"})]
+        return answers
 
     def finish(self) -> None:
         """The publish is over, well or not."""

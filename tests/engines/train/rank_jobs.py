@@ -15,12 +15,14 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from tensordict import TensorDict
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from train_cases import make_batch, make_model, policy_loss, tokens, value_loss
 
 from podium.config.schema import FSDPConfig, ModelConfig, OptimConfig
 from podium.engines.train.base import ModelOutputs
 from podium.engines.train.sharding import local_part
 from podium.engines.train.torch import TorchEngine
+from podium.engines.train.whole import Gatherer
 from podium.metric import Metrics
 from podium.models.load import load_causal_lm, load_tokenizer
 from podium.models.lora import add_lora
@@ -221,6 +223,26 @@ def save_model_files(folder: Path, adapted: bool, fsdp_size: int, full_disk: boo
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     return expected, ""
+
+
+def write_in_a_forward_pass(folder: Path) -> dict[str, Tensor]:
+    """Writes an adapter while the blocks' parameters are gathered and let go of, as a scoring pass does; what it is."""
+    engine = lora_engine()
+    parts = [part for part in engine.root.modules() if isinstance(part, FSDPModule)]
+
+    class Busy(Gatherer):
+        calls = 0
+
+        def __call__(self, tensor: Tensor) -> Tensor:
+            self.calls += 1
+            for part in parts:
+                part.reshard() if self.calls % 2 else part.unshard()
+            return super().__call__(tensor)
+
+    expected = {name: tensor.clone() for name, tensor in engine.adapter()}
+    model = ModelFiles.of(engine, load_tokenizer("builtin:tiny", False), folder)
+    model.write(engine.state_tensors(), Busy(dist.group.WORLD))
+    return expected
 
 
 def ulysses(sizes: list[int], size: int, shape: dict[str, object], checkpointing: bool) -> dict[str, object]:

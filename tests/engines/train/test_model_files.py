@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from rank_jobs import run_ranks, save_model_files
+from rank_jobs import run_ranks, save_model_files, write_in_a_forward_pass
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -33,6 +33,13 @@ def test_ranks_write_the_whole_model_of_the_moment_of_the_save(
     assert written.keys() == expected.keys()
     for name, tensor in expected.items():
         torch.testing.assert_close(written[name], tensor.float(), atol=1e-6, rtol=0, msg=name)
+
+
+def test_an_adapter_is_written_while_a_forward_pass_swaps_the_parameters_of_its_blocks(tmp_path: Path) -> None:
+    results = run_ranks(write_in_a_forward_pass, 2, tmp_path / "ranks", tmp_path)
+    written, expected = load_file(tmp_path / "hf_adapter" / "adapter_model.safetensors"), results[0]
+    assert isinstance(expected, dict) and written.keys() == expected.keys() and len(written) > 4
+    assert all(torch.equal(written[name], tensor) for name, tensor in expected.items())
 
 
 def test_a_disk_that_is_full_for_the_first_rank_fails_the_save_on_all(tmp_path: Path) -> None:

@@ -171,8 +171,9 @@ class NativeEngine(ModuleEngine):
         given = np.arange(tokens.shape[1]) < batch.counts[:, None]
         if not np.isfinite(raw_log_probs[given]).all():
             self.runner.reset()
-            if self.cache is not None:
-                self.cache = PagedKV(*self._cache_args)  # a NaN left in a page would spread to its next owner
+            if self.cache is not None:  # a NaN left in a page would spread to its next owner
+                self.cache = None  # first: a device has no room for two
+                self.cache = PagedKV(*self._cache_args)
             raise RolloutError(
                 f"The model (weights version {self.version}) gave non-finite log-probs. Its weights have diverged: "
                 "lower the learning rate, or go back to an earlier checkpoint."

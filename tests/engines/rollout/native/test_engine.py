@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import gc
 import resource
+import weakref
 from typing import Any
 
 import pytest
@@ -12,10 +13,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from podium.config.schema import RolloutConfig
 from podium.engines.rollout.base import Completion, SamplingParams, StopReason
+from podium.engines.rollout.native import engine as engine_module
 from podium.engines.rollout.native import runner
 from podium.engines.rollout.native.body import layer_size
 from podium.engines.rollout.native.engine import NativeEngine
-from podium.engines.rollout.native.kv import KVShape
+from podium.engines.rollout.native.kv import KVShape, PagedKV
 from podium.engines.rollout.native.runner import Runner
 from podium.errors import ConfigError, RolloutError
 
@@ -292,6 +294,25 @@ def test_a_request_under_way_survives_a_nap(make_lm: Any) -> None:
     while not request.done:
         engine.step()
     assert request.result().token_ids == engine.generate([[5, 6]], params, seeds=[2])[0][0].token_ids
+
+
+def test_a_cache_that_holds_nan_is_gone_before_the_next_is_made(make_lm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device one fills the memory it may have."""
+    model = make_lm()
+    engine = NativeEngine(model, small())
+    assert engine.cache is not None
+    old, alive = weakref.ref(engine.cache), []
+
+    def make(*args: Any) -> PagedKV:
+        alive.append(old() is not None)
+        return PagedKV(*args)
+
+    monkeypatch.setattr(engine_module, "PagedKV", make)
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight.fill_(float("nan"))
+    with pytest.raises(RolloutError, match="non-finite"):
+        engine.generate([[5, 6]], SamplingParams(max_tokens=12))
+    assert alive == [False] and engine.cache is not None
 
 
 def test_weights_that_give_nan_stop_the_run_and_poison_nothing(make_lm: Any) -> None:

@@ -54,15 +54,15 @@ class Graphs:
         self.num_replays = 0
         self._graphs: dict[Hashable, Graph] = {}
         self._pool: Any = None
-        self._base = 0
+        self._places: Hashable = None
         self._side: torch.cuda.Stream | None = None
 
-    def follow(self, base: int, moved: bool) -> None:
-        """`base`: where the cache lies. Drop all graphs when it or anything else they point to has moved."""
-        if moved or base != self._base:
+    def follow(self, places: Hashable) -> None:
+        """`places`: where everything lies that graphs point to. Drop all of them when any of it has moved."""
+        if places != self._places:
             self._graphs.clear()
             self._pool = None  # a pool dies with its last graph
-            self._base = base
+            self._places = places
 
     def get(self, key: Hashable) -> Graph | None:
         return self._graphs.get(key)

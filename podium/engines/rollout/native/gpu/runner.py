@@ -65,9 +65,10 @@ class GraphRunner:
 
     @torch.no_grad()
     def launch(self, batch: Batch, scheduler: Scheduler, cache: PagedKV) -> GraphFlight:
-        moved = self.model.refresh()
-        moved |= self.state.rules.follow(self.rules)
-        self.graphs.follow(cache.data.data_ptr(), moved)
+        self.model.refresh()
+        self.state.rules.follow(self.rules)
+        # the places themselves: a probe may have followed the weights since the last pass
+        self.graphs.follow((cache.data.data_ptr(), self.state.rules.data.data_ptr(), self.model.body.storages))
         if batch.copy_from.size:
             elementwise.copy_pages(
                 cache.data, to_device(batch.copy_from, self.device), to_device(batch.copy_to, self.device)

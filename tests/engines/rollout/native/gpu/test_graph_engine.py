@@ -220,6 +220,24 @@ def test_the_trainers_parameters_are_used_where_they_are(make_lm: Any, device: t
     assert tokens_of(engine.generate([[5, 6, 7]], params)) == tokens_of(expected)
 
 
+def test_a_graph_does_not_outlive_a_move_that_a_probe_has_followed(make_lm: Any, device: torch.device) -> None:
+    """As in a publish to an engine that slept: its weights come back to another place, are probed, and then run."""
+    model, params = make_lm(), SamplingParams(max_tokens=10)
+    engine = make_engine(model, device)
+    graphs = graph_runner(engine).graphs
+    expected = tokens_of(engine.generate([[5, 6, 7]], params))
+    before = list(graphs._graphs.values())
+    assert before
+    engine.probe()
+    engine.generate([[5, 6, 7]], params)
+    assert list(graphs._graphs.values()) == before, "nothing has moved"
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+    engine.probe()
+    assert tokens_of(engine.generate([[5, 6, 7]], params)) == expected
+    assert graphs._graphs and not any(graph in before for graph in graphs._graphs.values())
+
+
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs real graphs")
 
 
