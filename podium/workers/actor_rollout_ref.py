@@ -148,16 +148,21 @@ class ActorRolloutRefWorker(Profiled):
     @register(Dispatch.DP_COMPUTE_PROTO)
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
         output = self.reference.compute_ref_log_prob(data)
-        if self.reference.engine is not self.train_engine:
-            self.reference.engine.offload()
+        self._rest_reference()
         return output
+
+    def _rest_reference(self) -> None:
+        if self.has_reference and self.reference.engine is not self.train_engine:
+            self.reference.engine.offload()
 
     @register(Dispatch.DP_COMPUTE_PROTO)
     def compute_mean_hidden(self, data: DataProto) -> DataProto:
         """By the reference model, or by the policy itself where there is none."""
         engine = self.reference.engine if self.has_reference else self.train_engine
         with engine.reference():
-            return DataProto.from_dict({"mean_hidden": engine.mean_hidden(data)})
+            output = DataProto.from_dict({"mean_hidden": engine.mean_hidden(data)})
+        self._rest_reference()
+        return output
 
     @register(Dispatch.DP_COMPUTE_METRIC)
     def update_actor(self, data: DataProto) -> Metrics:

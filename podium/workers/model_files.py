@@ -79,7 +79,7 @@ class ModelFiles:
 
 
 def _adapter_names(module: Any) -> list[tuple[str, str]]:
-    """Taken while the ranks save and not when they write: a forward pass puts other parameters into a sharded module."""
+    """To be asked for at the save and not while it is written: a forward pass puts others into a sharded module."""
     names = [name for name, _ in module.named_parameters()]
     numbers = {name: torch.tensor(number) for number, name in enumerate(names)}
     return [(theirs, names[int(number)]) for theirs, number in adapter_tensors(module, numbers, lambda whole: whole)]

@@ -14,6 +14,7 @@ import resource
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -128,6 +129,7 @@ def _run(words: list[str], faults: tuple[Fault, ...], ready: Any) -> None:
     os.dup2(output, 2)
     faulthandler.register(signal.SIGUSR1, file=2)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Thread(target=_end_with_the_test, daemon=True).start()
     _plant(faults)
     try:
         ready.send(None)
@@ -136,6 +138,14 @@ def _run(words: list[str], faults: tuple[Fault, ...], ready: Any) -> None:
     except KeyboardInterrupt:  # before or behind the command's own handling
         code = 128 + signal.SIGINT
     sys.exit(code)
+
+
+def _end_with_the_test() -> None:
+    """A test process that is killed leaves no run behind: it would write on into a folder that the next test made."""
+    test = multiprocessing.parent_process()
+    assert test is not None
+    test.join()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _plant(faults: tuple[Fault, ...]) -> None:

@@ -12,13 +12,15 @@ from podium.engines.train.torch import TorchEngine
 from podium.models.value import ValueModel
 
 WHAT = ("param", "optimizer")
+ALIGNED = ("algorithm.repr_align.enable=true", "algorithm.repr_align.ref_alignment.entropy_high_threshold=0.0")
 PPO = ("algorithm.adv_estimator=gae", "actor_rollout_ref.actor.use_kl_loss=true", "trainer.save_freq=1")
 
 
 def test_each_engine_rests_after_its_part_of_a_step_and_wakes_for_the_next(
     run: Callable[..., list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = run(*PPO, folder="plain")
+    plain = run(*PPO, *ALIGNED, folder="plain")
+    assert plain[0]["repr_align/active"] == 1, "the reference has more to do than log-probs"
     moves: dict[str, list[tuple[str, bool]]] = {"actor": [], "critic": [], "ref": []}
 
     def note(engine: TorchEngine, device: torch.device, weights: bool) -> None:
@@ -27,7 +29,7 @@ def test_each_engine_rests_after_its_part_of_a_step_and_wakes_for_the_next(
 
     monkeypatch.setattr(TorchEngine, "_move", note)
     words = [f"{role}.fsdp.{what}_offload=true" for role in ("actor_rollout_ref.actor", "critic") for what in WHAT]
-    rested = run(*PPO, *words, folder="rested")
+    rested = run(*PPO, *ALIGNED, *words, folder="rested")
     for role, seen in moves.items():
         kinds = [kind for kind, _ in seen]
         assert kinds.count("rests") >= 2 and "wakes" in kinds, f"{role} rests in each of two steps"

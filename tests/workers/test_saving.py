@@ -114,15 +114,16 @@ def test_buffers_that_are_locked_share_no_page(monkeypatch: pytest.MonkeyPatch) 
         is_cuda = True
 
     class Cudart:
-        pages: set[int] = set()
+        def __init__(self) -> None:
+            self.pages: set[int] = set()
 
-        def cudaHostRegister(self, start: int, size: int, flags: int) -> int:  # noqa: N802
+        def cudaHostRegister(self, start: int, size: int, flags: int) -> int:
             wanted = set(range(start // mmap.PAGESIZE, (start + size - 1) // mmap.PAGESIZE + 1))
             locked_before = bool(wanted & self.pages)
             self.pages |= wanted
             return 712 if locked_before else 0
 
-        def cudaHostUnregister(self, start: int) -> None:  # noqa: N802
+        def cudaHostUnregister(self, start: int) -> None:
             pass
 
     def check(code: int) -> None:

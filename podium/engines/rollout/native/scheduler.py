@@ -215,6 +215,8 @@ class Scheduler:
         # every sample writes into a page of its own at once; running ones will ask for more soon
         wanted = num_running // 4 + tokens.size // self.tables.pool.block_size + min(len(group), free.size)
         self.held.make_room(wanted, spared=first.previous)
+        if num_running == 0:  # nobody else will give pages back: then those of the last turn go too
+            self.held.make_room(tokens.size // self.tables.pool.block_size + 1)
         spare = self.tables.pool.num_free - num_running // 4 - tokens.size // self.tables.pool.block_size
         count = min(len(group), free.size, spare)
         if count < (1 if num_running == 0 else min(len(group), FEWEST_SAMPLES)):

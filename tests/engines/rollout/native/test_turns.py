@@ -103,6 +103,15 @@ def test_kept_pages_give_way_when_others_need_room(pages: int, make_lm: Any, ran
     assert pool.num_free == pool.num_blocks and not pool.ref_counts.any()
 
 
+@pytest.mark.parametrize("pages", [12, 16])
+def test_an_episode_that_fills_most_of_the_cache_goes_on_by_itself(pages: int, make_lm: Any) -> None:
+    """Beside its own pages there is no room for the whole prompt, and nobody else to make any."""
+    prompt = [2 + token % 40 for token in range(24)]
+    plain = run_plainly(make_engine(make_lm("qwen2")), [prompt], turns=2)
+    engine = make_engine(make_lm("qwen2"), pages)
+    assert run_turns(engine, [prompt], turns=2) == plain
+
+
 def test_siblings_that_share_a_prompt_go_their_own_ways(make_lm: Any) -> None:
     """One token of each sibling: their pages are still all shared when they are kept."""
     prompt = [4, 8, 15, 16, 23, 42]
