@@ -70,19 +70,40 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as stop:  # argparse ends --help, --version and bad arguments this way
         return stop.code if isinstance(stop.code, int) else 1
     except KeyboardInterrupt:
-        sys.stderr.write("podium: interrupted\n")
-        return 130
+        return _interrupted()
     except BrokenPipeError:  # `podium runs | head`: the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
     except PodiumError as error:
+        if _interrupt_is_behind(error):
+            return _interrupted()
         _report(error, str(error), debug)
         return 2 if isinstance(error, ConfigError) else 1
     except Exception as error:  # noqa: BLE001 (fault boundary: the last one)
+        if _interrupt_is_behind(error):
+            return _interrupted()
         frame = traceback.extract_tb(error.__traceback__)[-1]
         text = f"unexpected {type(error).__name__} in {frame.name} ({frame.filename}:{frame.lineno}): {error}"
         _report(error, f"{text}\nRun again with --debug for the traceback.", debug)
         return 1
+
+
+def _interrupted() -> int:
+    sys.stderr.write("podium: interrupted\n")
+    return 130
+
+
+def _interrupt_is_behind(error: BaseException) -> bool:
+    """Whether a Ctrl-C led to it: one that hits a library in the middle of something may come out as another error."""
+    seen: list[BaseException] = []
+    waiting = [error]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, KeyboardInterrupt):
+            return True
+        seen.append(each)
+        waiting += [one for one in (each.__cause__, each.__context__) if one is not None and one not in seen]
+    return False
 
 
 def _parser() -> argparse.ArgumentParser:

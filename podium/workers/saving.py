@@ -1,21 +1,23 @@
 """A worker's part of a checkpoint: written at once, or copied and written beside the training.
 
 In the background a thread first copies the tensors into host buffers, which are kept from save to save, and then writes
-them; on a GPU through pinned memory and a stream of its own, so that generation does not queue behind it. Generation
-and scoring leave weights alone and go on meanwhile; an update waits in `settle` until the copy is made. Ranks that
-share a model write together, over a process group of their own so that they never mix with the training's collectives.
-The Hugging Face folders are gathered, merged and written from the copies (model_files.py). Publishing the result is the
-controller's matter.
+them; on a GPU with a stream of its own, and through pinned memory unless they are shards, so that generation does not
+queue behind it. Generation and scoring leave weights alone and go on meanwhile; an update waits in `settle` until the
+copy is made. Ranks that share a model write together, over a process group of their own so that they never mix with the
+training's collectives. The Hugging Face folders are gathered, merged and written from the copies (model_files.py).
+Publishing the result is the controller's matter.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import mmap
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,8 @@ from podium.engines.train.torch import TorchEngine
 from podium.engines.train.whole import Gatherer
 from podium.errors import CheckpointError
 from podium.workers.model_files import ModelFiles
+
+log = logging.getLogger(__name__)
 
 PIN_BYTES = 1 << 20
 """Buffers from this size on are pinned; smaller ones would not be copied sooner."""
@@ -161,9 +165,16 @@ def _pinned_like(tensor: Tensor) -> Tensor:
     pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     buffer = torch.frombuffer(pages, dtype=tensor.dtype).view(tensor.shape)
     cudart: Any = torch.cuda.cudart()
-    torch.cuda.check_error(int(cudart.cudaHostRegister(buffer.data_ptr(), size, 0)))
-    weakref.finalize(buffer, cudart.cudaHostUnregister, buffer.data_ptr())
+    if code := int(cudart.cudaHostRegister(buffer.data_ptr(), size, 0)):
+        _say_not_pinned(code)  # the copy is slower; a checkpoint that is not saved would be worse
+    else:
+        weakref.finalize(buffer, cudart.cudaHostUnregister, buffer.data_ptr())
     return buffer
+
+
+@cache
+def _say_not_pinned(code: int) -> None:
+    log.warning("host memory for checkpoints cannot be locked (CUDA error %d): saves take longer to copy", code)
 
 
 def _local(tensor: Tensor) -> Tensor:

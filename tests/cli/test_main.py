@@ -7,6 +7,7 @@ import subprocess
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -177,3 +178,23 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     code += "runs.run = run; sys.exit(main.main(['runs']))"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("told_as", [AttributeError, ConfigError])
+def test_an_interrupt_that_a_library_turns_into_another_error_is_an_interrupt(
+    told_as: type[Exception], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """OmegaConf's clean-up fails when it is hit in the middle of making a node."""
+
+    def run(arguments: Any) -> int:
+        try:
+            try:
+                raise KeyboardInterrupt
+            finally:
+                raise AttributeError("half made")
+        except AttributeError as error:
+            raise told_as(str(error)) from None
+
+    monkeypatch.setattr("podium.cli.runs.run", run)
+    assert main(["runs"]) == 130
+    assert capsys.readouterr().err == "podium: interrupted\n"
