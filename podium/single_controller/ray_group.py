@@ -108,7 +108,8 @@ class _Processes:
         ]
 
     def _all(self, what: str, refs: Sequence[Any], deadline: float) -> list[Any]:
-        return RayFuture(dict(enumerate(refs)), self.crew(self.role), what, deadline - time.monotonic()).get()
+        left_s = max(0.0, deadline - time.monotonic())
+        return RayFuture(dict(enumerate(refs)), self.crew(self.role), what, left_s).get()
 
     def dead_ranks(self) -> list[int]:
         """One ping per rank is under way at a time: a dead actor answers it with an error, a busy one not yet."""

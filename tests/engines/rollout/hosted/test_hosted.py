@@ -188,7 +188,7 @@ def test_nothing_is_left_when_the_owner_is_killed() -> None:
     code = ORPHAN.format(tests=str(Path(__file__).parent))
     owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
-    pid, folder = owner.stdout.readline().split()
+    pid, folder = owner.stdout.readline().rstrip("\n").split(" ", 1)
     owner.kill()
     owner.wait()
     wait_until(lambda: not is_alive(int(pid)) and not Path(folder).exists())
