@@ -128,7 +128,7 @@ class RayFuture(WorkerFuture[list[Any]]):
         what = f"rank {silent[0]}" if len(silent) == 1 else f"ranks {', '.join(map(str, silent))}"
         return WorkerTimeout(
             f"{self._crew.role} worker, {what} of {self._crew.world_size}, did not finish {self._method}() within "
-            f"{limit_s:.3g} s. If the work may take longer, raise trainer.worker_timeout_s "
+            f"{round(limit_s, 2):g} s. If the work may take longer, raise trainer.worker_timeout_s "
             "(trainer.worker_start_timeout_s for the start)."
             + "".join(self._crew.last_lines(rank, ask_stack=True) for rank in silent[:2]),
             self._crew.role,
