@@ -68,14 +68,18 @@ def _add(commands: Commands, name: str, purpose: str, words: str, epilog: str) -
 
 def run_sft(arguments: argparse.Namespace) -> int:
     from podium.config.schema_sft import load_sft_config
+    from podium.trainer.stopping import ends_on_interrupt
 
-    return _run(load_sft_config(*split_words(arguments.words)), "SFT")
+    with ends_on_interrupt():
+        return _run(load_sft_config(*split_words(arguments.words)), "SFT")
 
 
 def run_train_reward(arguments: argparse.Namespace) -> int:
     from podium.config.schema_sft import load_reward_config
+    from podium.trainer.stopping import ends_on_interrupt
 
-    return _run(load_reward_config(*split_words(pairs_as_setting(arguments.words))), "REWARD")
+    with ends_on_interrupt():
+        return _run(load_reward_config(*split_words(pairs_as_setting(arguments.words))), "REWARD")
 
 
 def pairs_as_setting(words: list[str]) -> list[str]:

@@ -55,6 +55,13 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from podium.trainer.stopping import ends_on_interrupt
+
+    with ends_on_interrupt():
+        return run_or_show(arguments)
+
+
+def run_or_show(arguments: argparse.Namespace) -> int:
     from podium.config import check_config, config_notes, load_config
 
     recipe, overrides = split_words(arguments.words)

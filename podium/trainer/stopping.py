@@ -205,6 +205,28 @@ def expiration_time(environ: Mapping[str, str]) -> float | None:
     return None
 
 
+@contextmanager
+def ends_on_interrupt() -> Iterator[None]:
+    """For what comes before a run takes signals in hand: a Ctrl-C ends the process even where a library drops it, as
+    Python itself does in a destructor."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    timers: list[threading.Timer] = []
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        timers.append(end_within(NOTHING_TO_SAVE_S, 128 + signum))
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        for timer in timers:
+            timer.cancel()
+
+
 def end_within(limit_s: float, exit_code: int) -> threading.Timer:
     """End this process with the code if it is still there after so long; says where it was."""
 

@@ -216,6 +216,22 @@ def test_a_stop_during_set_up_ends_the_process_whatever_is_under_way(tmp_path: P
     assert train_after(slow, tmp_path / "run").returncode == 130
 
 
+def test_an_interrupt_that_is_dropped_before_the_run_begins_ends_it_all_the_same(tmp_path: Path) -> None:
+    """Python itself drops what is raised in a destructor, and many a library what is raised in an import."""
+    drops_it = (
+        "class Library:\n"
+        "    def __del__(self):\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "        for _ in range(1000): pass\n"
+        "def run_ppo(config):\n"
+        "    Library()\n"
+        "    threading.Event().wait()\n"
+        "main_ppo.run_ppo, stopping.NOTHING_TO_SAVE_S = run_ppo, 0.5\n"
+    )
+    ended = train_after(drops_it, tmp_path / "run")
+    assert ended.returncode == 130 and "Exception ignored" in ended.stderr
+
+
 def test_a_thread_that_a_library_leaves_behind_does_not_keep_a_stopped_run(tmp_path: Path) -> None:
     leaves_a_thread = (
         "def build_trainer(config):\n"
