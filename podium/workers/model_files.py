@@ -54,20 +54,20 @@ class ModelFiles:
         names = _adapter_names(engine.module) if has_adapter and live is not None else []
         return ModelFiles(engine.module, tokenizer, target, has_adapter, live, whole, names)
 
-    def keep_only(self, copies: Mapping[str, Tensor]) -> None:
-        """Let go of the live weights that there are copies of; the frozen ones stay."""
+    def take(self, copies: Mapping[str, Tensor]) -> None:
+        """Write these, of the engine's state, instead of the live weights; frozen ones have none and stay."""
         if self.live is not None:
             self.live.update({name: copies.get(f"{MODEL}{name}", tensor) for name, tensor in self.live.items()})
 
-    def write(self, copies: Mapping[str, Tensor], full: Gatherer) -> None:
-        """All ranks call this; `copies` are those of the engine's state."""
+    def write(self, full: Gatherer) -> None:
+        """All ranks call this."""
         if self.live is None:
             plain = iter([item for item in self.whole.items() if not item[0].startswith(PEFT_PREFIX)])
             adapter = iter([item for item in self.whole.items() if item[0].startswith(PEFT_PREFIX)])
         else:
-            named = {name: copies.get(f"{MODEL}{name}", tensor) for name, tensor in self.live.items()}
-            plain = merged_tensors(self.module, named, full, torch.float32)
-            adapter = ((theirs, full(named[ours]).clone()) for theirs, ours in self.adapter_names)
+            live = self.live
+            plain = merged_tensors(self.module, live, full, torch.float32)
+            adapter = ((theirs, full(live[ours]).clone()) for theirs, ours in self.adapter_names)
         try:
             if full.rank == 0:
                 generation = getattr(self.module, "generation_config", None)

@@ -73,6 +73,8 @@ class CheckpointWriter:
         tensors = engine.state_tensors()
         group = self._own_group() if engine.sharded else None
         if not background:
+            if model is not None:
+                model.take(tensors)
             self._write(folder, tensors, model, group)
             return
         self._settled.clear()
@@ -86,7 +88,7 @@ class CheckpointWriter:
                     copies = self._copy_state(tensors, folder.name)
                 tensors.clear()  # what the engine offloads or drops from here on is not held until all is written
                 if model is not None:
-                    model.keep_only(copies)
+                    model.take(copies)
                 self._settled.set()
                 with self._aside(changed, engine.device):
                     self._write(folder, copies, model, group)
@@ -104,7 +106,7 @@ class CheckpointWriter:
     ) -> None:
         if model is not None:
             with _all_or_none(group):
-                model.write(tensors, Gatherer(group))
+                model.write(Gatherer(group))
         state.save_state(folder, tensors, group is not None, group)
 
     @contextmanager

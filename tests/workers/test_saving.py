@@ -108,13 +108,14 @@ def test_what_was_copied_is_let_go_of_before_it_is_written(tmp_path: Path, monke
     assert alive == [0]
 
 
+class OnDevice(torch.Tensor):
+    is_cuda = True
+
+
 def test_buffers_that_are_locked_share_no_page(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A page is locked once; malloc puts buffers of a few megabytes side by side when it likes."""
-
-    class OnDevice(torch.Tensor):
-        is_cuda = True
 
     class Cudart:
         def __init__(self) -> None:
@@ -146,9 +147,6 @@ def test_buffers_that_are_locked_share_no_page(
 def test_a_buffer_that_cannot_be_locked_serves_as_it_is(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class OnDevice(torch.Tensor):
-        is_cuda = True
-
     monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostRegister=lambda *_: 2))
     writer, tensor = CheckpointWriter(), torch.randn(PIN_BYTES // 4 + 1000, 1)
     for name in ("a", "b"):

@@ -241,7 +241,8 @@ def write_in_a_forward_pass(folder: Path) -> dict[str, Tensor]:
 
     expected = {name: tensor.clone() for name, tensor in engine.adapter()}
     model = ModelFiles.of(engine, load_tokenizer("builtin:tiny", False), folder)
-    model.write(engine.state_tensors(), Busy(dist.group.WORLD))
+    model.take(engine.state_tensors())
+    model.write(Busy(dist.group.WORLD))
     return expected
 
 

@@ -81,15 +81,13 @@ class Model:
         self.vocab_size = self.head.out_features
         self._casts = next(module.parameters()).dtype != dtype
 
-    def refresh(self) -> bool:
-        """Follow the parameters where they went and in what they hold; True when they had moved."""
-        before, written = self.body.storages, self._written()
-        if self._is_expecting or written != self._packed_at or not self.body.is_current():
+    def refresh(self) -> None:
+        """Follow the parameters where they went and in what they hold; `body.storages` says where they are."""
+        if self._is_expecting or self._written() != self._packed_at or not self.body.is_current():
             self.body.refresh()
             self._packed_head, self._packed_at, self._is_expecting = None, self._written(), False
         if self._packs and self._packed_head is None:
             self._packed_head = pack(self.head.weight)
-        return self.body.storages != before
 
     def expect_new_weights(self) -> None:
         """Look at the module anew before the next pass; until then no copy of its weights is kept."""
