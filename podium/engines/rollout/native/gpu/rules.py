@@ -1,6 +1,6 @@
 """The table of stopping rules on the device, as the host's StopRules has it.
 
-Graphs read it where it lies, so it stays there; it moves only when the host's table has outgrown it.
+Graphs read it where it lies, so it stays there; it moves only when the host's table has outgrown it, and says so.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ class RuleTable:
         self.data = torch.zeros(num_rows, vocab_size, dtype=torch.int8, device=device)
         self._writes_seen = 0
 
-    def follow(self, rules: StopRules) -> None:
-        """Take up the rows that were written since the last time.
+    def follow(self, rules: StopRules) -> bool:
+        """Take up the rows that were written since the last time; True when the table moved in memory.
 
         Passes under way read the rows as they were: the copy is behind them in the device's stream.
         """
         if rules.num_writes == self._writes_seen:
-            return
-        if len(rules.table) > len(self.data):
+            return False
+        moved = len(rules.table) > len(self.data)
+        if moved:
             self.data = torch.zeros(rules.table.shape, dtype=torch.int8, device=self.device)
             self._writes_seen = 0
         rows = np.flatnonzero(rules.written_at > self._writes_seen)
         self.data.index_copy_(0, to_device(rows, self.device), to_device(rules.table[rows], self.device))
         self._writes_seen = rules.num_writes
+        return moved
